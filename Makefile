@@ -132,6 +132,7 @@ bench: $(EXT) ## training steps, operators, generation and memory on the CPU
 	$(PY) benchmarks/ops.py
 	$(PY) benchmarks/decode.py
 	$(PY) benchmarks/memory.py
+	$(PY) benchmarks/streams.py
 
 bench-gpu: $(EXT) ## everything on a GPU, in three calls of 7 minutes (ARGS="--minutes 3")
 	@failed=0; for call in 1 2 3; do benchmarks/gpu/day.sh $$call $(ARGS) || failed=1; done; exit $$failed

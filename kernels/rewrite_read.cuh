@@ -77,7 +77,7 @@ DEVICE bool starts_document(const RewriteRead& args, long long token) {
 // ERASE_TIED; otherwise β v − α p and r (β v − α p), with α = 0 if ERASE_NONE.
 struct Rewrite {
   Real gate;        // β
-  Real erase;       // α
+  Real alpha;       // α
   Real r;           // 1/√(|k|² + ε²), so k̂ = r k; 1 if k̂ is k
   Real value[M];    // v
   Real readout[M];  // p = k̂ᵀX, of the X that the earlier rewrites leave; 0 if nothing is erased
@@ -85,22 +85,22 @@ struct Rewrite {
   Real factor[M];
 
   // Computes target and factor from r, p, v, β and α.
-  DEVICE void finish(const Real (&value)[M], Real gate, Real erase) {
+  DEVICE void finish(const Real (&value)[M], Real gate, Real alpha) {
     this->gate = gate;
-    this->erase = erase;
+    this->alpha = alpha;
 #pragma unroll
     for (int j = 0; j < M; ++j) {
       this->value[j] = value[j];
       if constexpr (ERASE == ERASE_TIED) target[j] = value[j] - readout[j];
       else if constexpr (ERASE == ERASE_NONE) target[j] = mul_rn(gate, value[j]);
-      else target[j] = mul_rn(gate, value[j]) - mul_rn(erase, readout[j]);
+      else target[j] = mul_rn(gate, value[j]) - mul_rn(alpha, readout[j]);
       factor[j] = mul_rn(scale(), target[j]);
     }
   }
   // Returns the factor of the target: β r, or r.
   DEVICE Real scale() const { return ERASE == ERASE_TIED ? mul_rn(gate, r) : r; }
   // α r
-  DEVICE Real erasure() const { return ERASE == ERASE_NONE ? Real(0) : mul_rn(erase, r); }
+  DEVICE Real erasure() const { return ERASE == ERASE_NONE ? Real(0) : mul_rn(alpha, r); }
 };
 
 // X' before rounding. If the factor is 0, X must keep its bits, even if X is −0 or k is NaN.

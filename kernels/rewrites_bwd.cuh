@@ -22,7 +22,7 @@ struct RewriteGrad {
     for (int j = 0; j < M; ++j) {
       g[j] = rewrite.r * k_grad[j];
       back[j] = rewrite.erasure() * g[j];
-      take[j] = ERASE == ERASE_TIED ? g[j] : rewrite.erase * g[j];
+      take[j] = ERASE == ERASE_TIED ? g[j] : rewrite.alpha * g[j];
       g_t += g[j] * rewrite.target[j];
       g_p += g[j] * rewrite.readout[j];
       g_v += g[j] * rewrite.value[j];
@@ -33,7 +33,7 @@ struct RewriteGrad {
     if (writes(n)) grad_gate[n] = ERASE == ERASE_TIED ? g_t : g_v;
     if (ERASE == ERASE_SEPARATE && writes(n)) grad_gate[REWRITES + n] = -g_p;
     if constexpr (ERASE == ERASE_TIED) on_k = -(rewrite.r * scale * (g_t - g_p));
-    else if constexpr (ERASE == ERASE_SEPARATE) on_k = -(rewrite.r * rewrite.r * (g_t - rewrite.erase * g_p));
+    else if constexpr (ERASE == ERASE_SEPARATE) on_k = -(rewrite.r * rewrite.r * (g_t - rewrite.alpha * g_p));
     else on_k = NORMALIZED ? -(rewrite.r * rewrite.r * g_t) : Real(0);
   }
 

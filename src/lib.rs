@@ -11,6 +11,8 @@
 mod cpu;
 #[cfg(feature = "torch")]
 mod cuda;
+#[cfg(feature = "python")]
+mod delta_rule;
 mod environment;
 pub mod error;
 #[cfg(feature = "torch")]

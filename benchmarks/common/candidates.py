@@ -27,6 +27,7 @@ class Candidate:
     model: nn.Module
     oracle: nn.Module  # the same parameters in plain PyTorch, eager
     hidden_size: int
+    heads: int = 1  # of the residual stream
     optimizer: torch.optim.Optimizer | None = None
     group: str = "fused"  # the form that is timed in the same rounds; additive runs in both
     autocast: bool = False  # timed in bfloat16 over float32 parameters
@@ -38,7 +39,12 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"{self.residual} {self.form} {self.mode}"
+        return f"{self.variant} {self.form} {self.mode}"
+
+    @property
+    def variant(self) -> str:
+        """The residual and, if it has several, its heads."""
+        return self.residual if self.heads == 1 else f"{self.residual} H={self.heads}"
 
     @property
     def median(self) -> float:
@@ -56,8 +62,8 @@ def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
         num_heads=args.heads,
         hidden_size=args.hidden_size,
     )
-    for residual in args.variants:
-        model = make(configured(backbone, residual, args))
+    for residual, heads in variants(args):
+        model = make(configured(backbone, residual, heads, args))
         oracle = model if residual == "additive" else plain.peer(model)
         forms = {"plain": oracle} if residual == "additive" else {"fused": model, "plain": oracle}
         for form, module in forms.items():
@@ -73,6 +79,7 @@ def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
                     model=timed,
                     oracle=oracle,
                     hidden_size=args.hidden_size,
+                    heads=heads,
                     group=group,
                     autocast=autocast,
                 )
@@ -80,11 +87,26 @@ def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
     return candidates
 
 
-def configured(backbone: GPTConfig, residual: str, args: argparse.Namespace) -> GPTConfig:
+def variants(args: argparse.Namespace) -> list[tuple[str, int]]:
+    """The residuals, each with every number of heads of its stream; the additive one has none."""
+    return [
+        (residual, heads)
+        for residual in args.variants
+        for heads in ([1] if residual == "additive" else args.stream_heads)
+    ]
+
+
+def configured(
+    backbone: GPTConfig, residual: str, heads: int, args: argparse.Namespace
+) -> GPTConfig:
     """The backbone with a residual and, if that has a stream, the options for it."""
     if residual == "additive":
         return replace(backbone, residual=residual)
-    options = {"anchor_every": args.anchor_every, "stream_dtype": args.stream_dtype}
+    options = {
+        "anchor_every": args.anchor_every,
+        "stream_dtype": args.stream_dtype,
+        "heads": heads,
+    }
     return replace(backbone, residual=residual, **options)
 
 
@@ -126,9 +148,9 @@ def check_all(candidates: list[Candidate], batch: Tensor) -> None:
                 actual = results(getattr(candidate.model, "_orig_mod", candidate.model), batch)
             candidate.error = check(actual, expected[1])
         except MismatchError as difference:
-            reasons[candidate.residual] = f"{candidate.name}: {difference}"
+            reasons[candidate.variant] = f"{candidate.name}: {difference}"
     for candidate in candidates:  # it is unknown which form is wrong, so none is timed
-        candidate.red = reasons.get(candidate.residual)
+        candidate.red = reasons.get(candidate.variant)
 
 
 def quartiles(seconds: list[float]) -> tuple[float, float]:

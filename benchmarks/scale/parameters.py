@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import NamedTuple
 
 from ddl.errors import InputError
-from ddl.lab.config import STREAMS, GPTConfig
+from ddl.lab.config import PUBLISHED, STREAMS, GPTConfig
 
 Shape = tuple[int, ...]
 
@@ -101,8 +101,10 @@ def _stream(config: GPTConfig) -> Iterator[Shape]:
 
 
 def _check(config: GPTConfig) -> None:
-    if config.residual == "hc":
-        raise InputError("residual", "be additive or one of the delta streams", "'hc'")
+    if config.residual not in PUBLISHED:
+        raise InputError(
+            "residual", "be additive or one of the delta streams", repr(config.residual)
+        )
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name not in KNOWN and value != field.default:

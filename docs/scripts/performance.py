@@ -1,4 +1,4 @@
-"""Write the tables of docs/performance.md, and README's, from the newest records of the benchmarks.
+"""Write the tables of docs/performance.md, README and docs/variants.md from the newest records.
 
 python -m docs.scripts.performance          # after a benchmark has appended its record
 python -m docs.scripts.performance --check  # says which page is not current, exit status 1
@@ -123,6 +123,18 @@ def operators() -> str:
     return "\n".join(rows)
 
 
+def baselines() -> str:
+    """Parameters, FLOPs, kept bytes and speeds of every residual, over the additive one's."""
+    columns = ("residual", "parameters", "FLOPs", "kept bytes", "eager", "compiled")
+    results = newest("streams")["results"]
+    base, rows = results[0], [_head(*columns)]
+    for row in results:
+        ratios = [f"{row[name] / base[name]:.3f}" for name in ("parameters", "flops", "kept")]
+        speeds = [_uncertain(row[mode]) for mode in ("eager", "compiled")]
+        rows.append(_row(f"`{row['residual']}`", *ratios, *speeds))
+    return "\n".join(rows)
+
+
 def _speeds(
     record: Record,
     mode: str,
@@ -155,13 +167,14 @@ def _row(*cells: str) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Every marked table of docs/performance.md by its name."""
+    """Every marked table by its name."""
     steps = ("train_step", "train_step-anchors-12", "train_step-autocast")
     made: dict[str, tuple[Callable[[], str], tuple[str, ...]]] = {
         "training": (training, steps),
         "memory": (memory, ("memory",)),
         "generation": (generation, ("decode",)),
         "operators": (operators, ("ops",)),
+        "baselines": (baselines, ("streams",)),
     }
     return {name: f"{make()}\n\n{source(*records)}" for name, (make, records) in made.items()}
 
@@ -170,9 +183,11 @@ def pages() -> Mapping[Path, str]:
     """The pages with tables, as they should be."""
     made = tables()
     performance, readme = ROOT / "docs" / "performance.md", ROOT / "README.md"
+    variants, streams = ROOT / "docs" / "variants.md", {"baselines": made.pop("baselines")}
     for_readme = made["training"].replace("](../", "](")
     return {
         performance: fill(performance.read_text("utf-8"), made, name=performance.name),
+        variants: fill(variants.read_text("utf-8"), streams, name=variants.name),
         readme: fill(readme.read_text("utf-8"), {"training": for_readme}, name=readme.name),
     }
 

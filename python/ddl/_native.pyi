@@ -6,6 +6,7 @@ LEAST_EPS_K: float
 LEAST_NORM_EPS: float
 MOST_REWRITES: int
 MOST_LINKS: int
+CHUNK_STEPS: int
 
 def register(libtorch_cpu: str) -> None: ...
 def operators() -> list[tuple[str, list[str], list[str]]]: ...

@@ -29,9 +29,18 @@ from ddl.ops.checks import (
 from ddl.ops.declarations import cached_expand, cached_read, cached_rewrite_read
 from ddl.ops.gates import as_gate, with_alpha, with_erase, write_of
 from ddl.options import check_choice
-from ddl.results import ERASE, Chain, Link, ReadParameters, ReadResult, RewriteReadResult, Write
+from ddl.results import (
+    ERASE,
+    Chain,
+    DeltaRuleResult,
+    Link,
+    ReadParameters,
+    ReadResult,
+    RewriteReadResult,
+    Write,
+)
 
-__all__ = ["expand", "read", "rewrite", "rewrite_read", "rewrite_read_chained"]
+__all__ = ["delta_rule", "expand", "read", "rewrite", "rewrite_read", "rewrite_read_chained"]
 
 
 def rewrite(
@@ -206,6 +215,62 @@ def rewrite_read_chained(
     result, after = step(state, write, parameters, chain=chain, document_starts=document_starts)
     assert after is not None
     return with_alpha(result, erase_weight), after
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    document_starts: Tensor | None = None,
+) -> DeltaRuleResult:
+    """Apply the delta rule over time: every token rewrites a state S (K, V) for each of H heads.
+
+        S ← exp(g_t) S          S ← S + k (β (vᵀ − kᵀS)), n times          y_t = scale · Sᵀ q
+
+    The number of heads `·` divides H, and each head serves as many states that follow each other.
+
+    Args:
+        q: queries (B, T, ·, K), or with a multiple of H heads, several queries to one state.
+        k: keys (B, T, ·, K), of any norm; (B, T, n, ·, K) for n steps per token, in order.
+        v: values (B, T, ·, V), or (B, T, n, ·, V).
+        beta: β (B, T, H), or (B, T, n, H), meant to be in [0, 2] for unit keys. No clamping.
+        g: log decay (B, T, H), or (B, T, H, K) for one per key feature; None for none. It is
+            applied once per token, before the first step.
+        scale: None for K^-½.
+        initial_state: S (B, H, K, V); None for zeros.
+        document_starts: (B, T) bool, the tokens at which the state begins again from zeros. None
+            for one document per sequence, which the initial state belongs to.
+
+    q, k and v may be float32, bfloat16 and float16 in any mix, or all float64. β, g, states and all
+    sums are float32 (float64 for float64); β, g and states in half precision are converted.
+    Autocast changes nothing. On a CPU the recurrence runs natively, in one pass over the state per
+    step. On other devices flash-linear-attention runs if it is installed and takes the problem (q,
+    k and v in one 16-bit dtype on a CUDA device, no documents), else chunks in plain PyTorch.
+
+    Returns:
+        DeltaRuleResult(y (B, T, H or the queries' heads, V) in the dtype of v, final_state
+        (B, H, K, V)).
+
+    Raises:
+        ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
+
+    Source: DeltaNet (arXiv 2406.06484) §2.2; Gated DeltaNet (arXiv 2412.06464) eq. 10; for n steps
+    and the layouts of heads Chen's note on DeltaProduct (2025).
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("beta", beta)):
+        check_is_tensor(name, tensor)
+    _optional_number("scale", scale)
+    beta = as_gate("beta", beta, q)
+    g = None if g is None else as_gate("g", g, q)
+    if initial_state is not None:
+        initial_state = as_gate("initial_state", initial_state, q)
+    found = operators.delta_rule(q, k, v, beta, g, scale, initial_state, document_starts)
+    return DeltaRuleResult(*found)
 
 
 # --- the same with records, for modules -----------------------------------------------------------

@@ -72,7 +72,8 @@ def parameter_groups(
     decay: "sublayers" decays matrices of the sublayers and embeddings, but not norms, biases, and
     all parameters of `DeltaResidual`, `Read` and `Expand`, for which zero is no neutral value: a
     compressor decayed to zero reads nothing, and an expansion decayed to zero no longer repeats.
-    Nor does it decay the static mixing of `HyperConnection`, as its paper says.
+    Nor does it decay the static mixing of `HyperConnection`, as its paper says. The maps of the
+    baselines' streams are decayed: without them a stream adds.
     "matrices" decays whatever has two or more dimensions, as nanoGPT does.
 
     Parameters without requires_grad are left out; shared ones appear once. Raises ValueError for

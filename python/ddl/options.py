@@ -151,7 +151,21 @@ Compress = Literal["identity", "channel", "token"]
 Parameterization = Literal["direct", "factored"]
 ExpandKind = Literal["repeat", "conv"]
 StreamDtype = Literal["bfloat16", "float16"]
-Residual = Literal["additive", "hc", "ddl", "ddl-cc", "ddl-cc-noec", "ddl-tc", "ddl-tc-noec"]
+Residual = Literal[
+    "additive",
+    "additive-conv",
+    "hc",
+    "mhc",
+    "independent-hc",
+    "gated",
+    "attention-residual",
+    "ddl",
+    "ddl-cc",
+    "ddl-cc-noec",
+    "ddl-tc",
+    "ddl-tc-noec",
+    "expanded",
+]
 
 
 class Option(NamedTuple):
@@ -218,6 +232,8 @@ STREAM_OPTIONS: Options = {
     ),
 }
 
+SEVERAL_STREAMS = "hc mhc independent-hc gated"  # residuals without rewrites
+
 # GPTConfig's own.
 MODEL_OPTIONS: Options = {
     "residual": Option("ddl-cc", get_args(Residual)),
@@ -229,7 +245,15 @@ MODEL_OPTIONS: Options = {
     "hidden_size": Option(768, check_count),
     "mlp_size": Option(None, partial(check_count, optional=True)),
     "rope_base": Option(10000.0, check_positive),
-    "value_channels": Option(4, check_count, [{"compress": "channel token"}, {"residual": "hc"}]),
+    "value_channels": Option(
+        4,
+        check_count,
+        [{"residual": f"ddl-cc ddl-cc-noec ddl-tc ddl-tc-noec expanded {SEVERAL_STREAMS}"}],
+    ),
+    "gated_rank": Option(None, partial(check_count, optional=True), [{"residual": "gated"}]),
+    "sublayers_per_block": Option(
+        None, partial(check_count, optional=True), [{"residual": "attention-residual"}]
+    ),
 }
 
 

@@ -19,9 +19,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddl.results import ReadResult, RewriteReadResult
+from ddl.results import DeltaRuleResult, ReadResult, RewriteReadResult
 
-__all__ = ["determinant", "eigenvalues", "expand", "operator", "read", "rewrite", "rewrite_read"]
+__all__ = [
+    "delta_rule",
+    "determinant",
+    "eigenvalues",
+    "expand",
+    "operator",
+    "read",
+    "rewrite",
+    "rewrite_read",
+]
 
 
 def rewrite(
@@ -47,14 +56,14 @@ def rewrite(
     for eps_k > 0 and is NaN for eps_k = 0. If |k|² overflows, X' is NaN.
     """
     X, k, v, beta = _widen(state, state, direction, value, gate)
-    alpha = _checked_erase(erase, state, eps_k)
+    erase = _checked_erase(erase, state, eps_k)
     if eps_k is not None:
         k = _unit(k, eps_k)  # k̂ (…, d)
     if direction.ndim < state.ndim:
-        X = _rewrite(X, k, v, beta, alpha)
+        X = _rewrite(X, k, v, beta, erase)
     else:
         for j in range(direction.shape[-2]):
-            of_j = alpha if isinstance(alpha, str) else alpha[..., j]
+            of_j = erase if isinstance(erase, str) else erase[..., j]
             X = _rewrite(X, k[..., j, :], v[..., j, :], beta[..., j], of_j)
     return X.to(state.dtype)
 
@@ -67,13 +76,14 @@ def _checked_erase(erase: str | Tensor, state: Tensor, eps_k: float | None) -> s
     return erase if isinstance(erase, str) else _widen(state, erase)[0]
 
 
-def _rewrite(X: Tensor, k: Tensor, v: Tensor, beta: Tensor, alpha: str | Tensor) -> Tensor:
-    if isinstance(alpha, str) and alpha == "none":
+def _rewrite(X: Tensor, k: Tensor, v: Tensor, beta: Tensor, erase: str | Tensor) -> Tensor:
+    if isinstance(erase, str) and erase == "none":
         return X + beta[..., None, None] * k[..., :, None] * v[..., None, :]
     with _no_autocast(X):
         p = torch.einsum("...d,...dm->...m", k, X)  # k̂ᵀX (…, m), the current readout
-    if isinstance(alpha, str):
+    if isinstance(erase, str):
         return X + beta[..., None, None] * k[..., :, None] * (v - p)[..., None, :]  # (…, d, m)
+    alpha = erase
     return X + k[..., :, None] * (beta[..., None] * v - alpha[..., None] * p)[..., None, :]
 
 
@@ -208,6 +218,63 @@ def expand(
     for s in range(1, w.shape[-1]):
         X = X + _delay(u, s, document_starts)[..., None] * w[..., s]
     return X.to(x.dtype)
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    document_starts: Tensor | None = None,
+) -> DeltaRuleResult:
+    """The delta rule over time: a state S (K, V) for each of H heads, rewritten by every token.
+
+        S ← exp(g_t) S          S ← S + k (β (vᵀ − kᵀS)), n times          y_t = scale · Sᵀ q
+
+    q: (B, T, ·, K). k: (B, T, ·, K). v: (B, T, ·, V). beta: β (B, T, H). For n steps per token k
+        and v have an axis, (B, T, n, ·, K) and (B, T, n, ·, V), and β is (B, T, n, H). The number
+        of heads `·` divides H, and each serves as many states that follow each other; q may also
+        have a multiple of H, several queries to one state.
+    g: log decay (B, T, H), or (B, T, H, K) for one per key feature; None for no decay. The state
+        decays once per token, before the first step.
+    scale: None for K^-½. initial_state: S (B, H, K, V); None for zeros.
+    document_starts: (B, T) bool, the tokens at which the state begins again from zeros.
+
+    Returns DeltaRuleResult(y (B, T, H or the queries' heads, V) in v's dtype, final_state
+    (B, H, K, V) in float32, or float64).
+    Source: DeltaNet (arXiv 2406.06484) §2.2; Gated DeltaNet (arXiv 2412.06464) eq. 10; n steps are
+    DeltaProduct's (arXiv 2502.10297).
+    """
+    if k.ndim == 4:
+        k, v, beta = k.unsqueeze(2), v.unsqueeze(2), beta.unsqueeze(2)
+    (B, T, n, H), K, V = beta.shape, k.shape[-1], v.shape[-1]
+    dtype = v.dtype
+    q, k, v, beta = _widen(v, q, k, v, beta)
+    queries = max(1, q.shape[2] // H)  # of one state
+    q = q.repeat_interleave(queries * H // q.shape[2], 2).unflatten(2, (H, queries))
+    k, v = (x.repeat_interleave(H // x.shape[3], 3) for x in (k, v))  # (B, T, n, H, ·)
+    S = q.new_zeros(B, H, K, V) if initial_state is None else _widen(v, initial_state)[0]
+    if g is not None:
+        (decay,) = _widen(v, g if g.ndim == 4 else g[..., None])
+        decay = decay.exp()[..., None]  # (B, T, H, K or 1, 1)
+    y = [q.new_empty(B, 0, H * queries, V)]
+    with _no_autocast(q):
+        for t in range(T):
+            if document_starts is not None:
+                S = torch.where(document_starts[:, t, None, None, None], 0, S)
+            if g is not None:
+                S = decay[:, t] * S
+            for j in range(n):
+                p = torch.einsum("bhk,bhkv->bhv", k[:, t, j], S)  # kᵀS, the current readout
+                write = beta[:, t, j, :, None] * (v[:, t, j] - p)
+                S = S + k[:, t, j, :, :, None] * write[:, :, None, :]
+            y.append(torch.einsum("bhqk,bhkv->bhqv", q[:, t], S).flatten(1, 2).unsqueeze(1))
+    scale = K**-0.5 if scale is None else scale
+    return DeltaRuleResult((scale * torch.cat(y, 1)).to(dtype), S)
 
 
 def operator(direction: Tensor, gate: Tensor, eps_k: float = 0.0) -> Tensor:

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["ERASE", "Chain", "Link", "ReadParameters", "ReadResult", "RewriteReadResult", "Write"]
+__all__ = [
+    "ERASE",
+    "Chain",
+    "DeltaRuleResult",
+    "Link",
+    "ReadParameters",
+    "ReadResult",
+    "RewriteReadResult",
+    "Write",
+]
 
 # The gate α of X' = X + k̂ (β vᵀ − α k̂ᵀX): α = β | 0 | one of its own. Schemas have the place.
 ERASE = ("tied", "none", "separate")
@@ -119,6 +128,17 @@ class RewriteReadResult(NamedTuple):
     value: Tensor | None
     gate: Tensor | None
     erase: Tensor | None = None
+
+
+class DeltaRuleResult(NamedTuple):
+    """The result of `ddl.functional.delta_rule`: queries of the state, and the last state.
+
+    y: (B, T, H, V), or as many heads as the queries have if these are more. final_state: S
+    (B, H, K, V), float32 (float64 for float64 inputs).
+    """
+
+    y: Tensor
+    final_state: Tensor
 
 
 class Link(NamedTuple):

@@ -1,6 +1,8 @@
 //! Each operator's problem: its inputs, outputs, sizes and flags, checked once and used by every backend.
 
 mod allocate;
+#[cfg(feature = "python")]
+mod delta_rule;
 mod expand;
 pub mod limits;
 mod outputs;
@@ -10,6 +12,8 @@ mod rewrites;
 mod sizes;
 
 pub use allocate::Allocate;
+#[cfg(feature = "python")]
+pub use delta_rule::{DeltaRule, Given, OverTime, SavedOverTime};
 pub use expand::Expand;
 pub use limits::MOST_REWRITES;
 pub use outputs::without_output;

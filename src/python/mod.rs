@@ -8,6 +8,7 @@ mod warmup;
 use pyo3::prelude::*;
 
 use crate::cuda::kernel::arguments::MOST_LINKS;
+use crate::delta_rule::CHUNK_STEPS;
 use crate::problem::limits::{LEAST_EPS_K, LEAST_NORM_EPS, MOST_REWRITES};
 
 /// Native part of ddl-rs; use `ddl.functional`.
@@ -19,6 +20,7 @@ pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("LEAST_NORM_EPS", LEAST_NORM_EPS)?;
     module.add("MOST_REWRITES", MOST_REWRITES)?;
     module.add("MOST_LINKS", MOST_LINKS)?;
+    module.add("CHUNK_STEPS", CHUNK_STEPS)?;
     module.add_function(wrap_pyfunction!(registration::register, module)?)?;
     module.add_function(wrap_pyfunction!(registration::operators, module)?)?;
     module.add_function(wrap_pyfunction!(registration::take_refusal, module)?)?;

@@ -2,8 +2,12 @@
 //!
 //! `view` holds the one SAFETY contract. Nothing here depends on a backend, torch or Python.
 
+#[cfg(feature = "python")]
+mod blocks;
 mod rows;
 mod view;
 
+#[cfg(feature = "python")]
+pub use blocks::Block;
 pub use rows::{Rows, RowsMut, prefetch};
 pub use view::{Device, Dtype, Element, Tensor};

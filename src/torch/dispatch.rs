@@ -24,7 +24,7 @@ pub struct Entry {
     keys: &'static [&'static CStr],
 }
 
-pub static OPERATORS: [Entry; 12] = [
+pub static OPERATORS: [Entry; 14] = [
     entry(c"rewrite", operators::rewrite, "new_state stats"),
     entry(c"read", operators::read, "context new_value new_gate compressed rstd"),
     entry(
@@ -63,6 +63,15 @@ pub static OPERATORS: [Entry; 12] = [
         )
     },
     entry(c"expand_backward", operators::expand_backward, "grad_x grad_weight"),
+    Entry { keys: &[c"CPU"], ..entry(c"delta_rule", operators::delta_rule, "y final_state errors states") },
+    Entry {
+        keys: &[c"CPU"],
+        ..entry(
+            c"delta_rule_backward",
+            operators::delta_rule_backward,
+            "grad_q grad_k grad_v grad_beta grad_g grad_initial_state",
+        )
+    },
 ];
 
 /// The kernel of each operator, in the same order: a function that torch calls knows its operator by its type alone.
@@ -70,6 +79,7 @@ pub static OPERATORS: [Entry; 12] = [
 const KERNELS: [Kernel; OPERATORS.len()] = [
     kernel::<0>, kernel::<1>, kernel::<2>, kernel::<3>, kernel::<4>, kernel::<5>,
     kernel::<6>, kernel::<7>, kernel::<8>, kernel::<9>, kernel::<10>, kernel::<11>,
+    kernel::<12>, kernel::<13>,
 ];
 
 const fn entry(name: &'static CStr, run: Operator, outputs: &'static str) -> Entry {

@@ -5,8 +5,12 @@
 use half::{bf16, f16};
 
 use super::run::{Place, Run};
+#[cfg(feature = "python")]
+use crate::delta_rule;
 use crate::error::Result;
 use crate::problem::{Allocate, Expand, Gradients, Incoming, Outputs, RewriteRead, Saved};
+#[cfg(feature = "python")]
+use crate::problem::{DeltaRule, SavedOverTime};
 use crate::tensor::{Dtype, Tensor};
 use crate::{cpu, cuda};
 
@@ -122,4 +126,54 @@ pub fn expand_backward(problem: &Expand, grad_state: &Tensor, wanted: i64, run: 
         })
         .map_err(|short| short.in_operator("expand")),
     }
+}
+
+/// Computes y and the final state and, if it `saves`, what the backward needs. On CPUs alone.
+#[cfg(feature = "python")]
+pub fn delta_rule(problem: &DeltaRule, saves: bool, run: &mut Run) -> Result<()> {
+    let (small, beside) = (problem.small(), &problem.q);
+    let y = run.output("y", &problem.y_shape(), problem.v.dtype, beside)?;
+    let final_state = run.output("final_state", &problem.state_shape(), small, beside)?;
+    let saved = if saves {
+        let states = problem.states_shape(delta_rule::chunks(problem.sizes));
+        let errors = run.output("errors", &problem.errors_shape(), small, beside)?;
+        Some([errors, run.output("states", &states, small, beside)?])
+    } else {
+        run.absent_output(beside)?;
+        run.absent_output(beside)?;
+        None
+    };
+    let mut outputs = delta_rule::forward::Outputs { y, final_state, saved };
+    let threads = run.threads(beside)?;
+    match small {
+        Dtype::F64 => delta_rule::forward::forward::<f64>(problem, &mut outputs, threads),
+        _ => delta_rule::forward::forward::<f32>(problem, &mut outputs, threads),
+    }
+    .map_err(|short| short.in_operator("delta_rule"))
+}
+
+/// Computes the gradients of everything that was given.
+#[cfg(feature = "python")]
+pub fn delta_rule_backward(problem: &DeltaRule, saved: &SavedOverTime, run: &mut Run) -> Result<()> {
+    problem.check_saved(saved, delta_rule::chunks(problem.sizes))?;
+    let mut gradients = delta_rule::backward::Gradients {
+        q: run.output_like("grad_q", &problem.q)?,
+        k: run.output_like("grad_k", &problem.k)?,
+        v: run.output_like("grad_v", &problem.v)?,
+        beta: run.output_like("grad_beta", &problem.beta)?,
+        g: match &problem.g {
+            Some(g) => Some(run.output_like("grad_g", g)?),
+            None => run.absent_output(&problem.q)?,
+        },
+        initial_state: match &problem.initial_state {
+            Some(state) => Some(run.output_like("grad_initial_state", state)?),
+            None => run.absent_output(&problem.q)?,
+        },
+    };
+    let threads = run.threads(&problem.q)?;
+    match problem.small() {
+        Dtype::F64 => delta_rule::backward::backward::<f64>(problem, saved, &mut gradients, threads),
+        _ => delta_rule::backward::backward::<f32>(problem, saved, &mut gradients, threads),
+    }
+    .map_err(|short| short.in_operator("delta_rule_backward"))
 }

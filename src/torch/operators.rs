@@ -6,7 +6,9 @@ use super::execute::{self, backward, forward};
 use super::run::Run;
 use super::source::{Overwritten, Source};
 use crate::error::{Error, Result};
-use crate::problem::{Erase, Expand, Incoming, Link, Read, RewriteRead, Saved, Write};
+use crate::problem::{
+    DeltaRule, Erase, Expand, Given, Incoming, Link, Read, RewriteRead, Saved, SavedOverTime, Write,
+};
 use crate::tensor::Tensor;
 
 // --- forward --------------------------------------------------------------------------------------
@@ -181,4 +183,34 @@ pub fn expand_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     };
     let problem = Expand::new(x, weight, m as i64)?.with_documents(document_starts)?;
     execute::expand_backward(&problem, &grad_state, wanted, run)
+}
+
+// --- over time ------------------------------------------------------------------------------------
+
+pub fn delta_rule(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+    let given = Given {
+        q: from.tensor("q"),
+        k: from.tensor("k"),
+        v: from.tensor("v"),
+        beta: from.tensor("beta"),
+        g: from.optional_tensor("g"),
+        scale: from.optional_float("scale"),
+        initial_state: from.optional_tensor("initial_state"),
+        document_starts: from.optional_tensor("document_starts"),
+    };
+    let saves = from.boolean("saves");
+    from.finish()?;
+    execute::delta_rule(&DeltaRule::new(given)?, saves, run)
+}
+
+pub fn delta_rule_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+    let [grad_y, grad_final_state] = ["grad_y", "grad_final_state"].map(|name| from.optional_tensor(name));
+    let [q, k, v, beta] = ["q", "k", "v", "beta"].map(|name| from.tensor(name));
+    let (g, scale) = (from.optional_tensor("g"), from.optional_float("scale"));
+    let [initial_state, document_starts] =
+        ["initial_state", "document_starts"].map(|name| from.optional_tensor(name));
+    let [errors, states] = ["errors", "states"].map(|name| from.tensor(name));
+    from.finish()?;
+    let problem = DeltaRule::new(Given { q, k, v, beta, g, scale, initial_state, document_starts })?;
+    execute::delta_rule_backward(&problem, &SavedOverTime { errors, states, grad_y, grad_final_state }, run)
 }

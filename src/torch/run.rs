@@ -44,6 +44,20 @@ impl Run {
     }
 }
 
+impl Run {
+    /// Returns the threads of an operator that runs on CPUs alone; fails if `tensor` is elsewhere.
+    #[cfg(feature = "python")]
+    pub fn threads(&self, tensor: &Tensor) -> Result<usize> {
+        match (&tensor.device, &self.listing) {
+            (Device::Cpu, None) => Ok(shims().threads()),
+            (device, _) => {
+                let (expected, got) = (Device::Cpu.to_string(), device.to_string());
+                Err(crate::error::Error::Device { name: tensor.name, expected, got })
+            }
+        }
+    }
+}
+
 /// Where an operator runs.
 pub enum Place<'a> {
     Cpu { threads: usize },

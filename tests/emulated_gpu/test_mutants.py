@@ -249,14 +249,14 @@ MUTANTS = {
 ERASES = {
     "beta erases": (
         "rewrite_read.cuh",
-        "mul_rn(gate, value[j]) - mul_rn(erase, readout[j])",
+        "mul_rn(gate, value[j]) - mul_rn(alpha, readout[j])",
         "mul_rn(gate, value[j]) - mul_rn(gate, readout[j])",
     ),
     "dX is that of the write": (REWRITES, "rewrite.erasure() * g[j]", "rewrite.scale() * g[j]"),
-    "alpha is left out of dk": (REWRITES, "rewrite.erase * g[j];", "g[j];"),
+    "alpha is left out of dk": (REWRITES, "rewrite.alpha * g[j];", "g[j];"),
     "d alpha has another sign": (REWRITES, "= -g_p;", "= g_p;"),
     "d beta is that of the delta rule": (REWRITES, "? g_t : g_v", "? g_t : g_t"),
-    "dk's multiple of k has no alpha": (REWRITES, "g_t - rewrite.erase * g_p", "g_t - g_p"),
+    "dk's multiple of k has no alpha": (REWRITES, "g_t - rewrite.alpha * g_p", "g_t - g_p"),
     "a later rewrite erases by beta": (
         REWRITES,
         "s.rewrites[later].erasure()",

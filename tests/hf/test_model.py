@@ -15,7 +15,11 @@ from ddl.hf import DDLConfig, DDLForCausalLM, from_gpt
 from ddl.hf.modeling import to_gpt
 from ddl.lab.config import RESIDUALS
 from ddl.models import GPT
+from ddl.models.streams.attention_residual import AttentionResidualStream, attend
+from ddl.models.streams.connected import ConnectedStream
+from ddl.models.streams.convolved import ConvolvedStream
 from ddl.nn.stream import DeltaStream
+from ddl.options import quoted
 from tests.support.hf_cases import DEPTH, VARIANTS, model, padded, small, tokens
 from tests.support.tolerances import assert_close
 
@@ -135,13 +139,24 @@ def test_hidden_states(residual: str) -> None:
             h = read(x)
             expected += [h] * (index % 2 == 0)
             x = trunk.residuals[index](x, part(h), context=h)
-    elif residual == "hc":
+    elif isinstance(trunk, ConnectedStream):
         state = torch.stack([x] * 4, dim=-2)
         for index, (norm, part) in enumerate(zip(trunk.norms, trunk.sublayers, strict=True)):
-            h, state, weights = trunk.connections[index](state)
+            h, state, weights, _ = trunk.connections[index](state)
             expected += [norm(h)] * (index % 2 == 0)
             state = state + weights[..., None] * part(norm(h))[..., None, :]
-        x = state.sum(-2)
+        x = trunk.head(state)
+    elif isinstance(trunk, AttentionResidualStream):
+        sums, read = [x], x
+        for index, (norm, part) in enumerate(zip(trunk.norms, trunk.sublayers, strict=True)):
+            expected += [norm(read)] * (index % 2 == 0)
+            sums.append(part(norm(read)))
+            read = attend(sums, trunk.queries[index], trunk.norm_eps)
+        x = read
+    elif isinstance(trunk, ConvolvedStream):
+        for index, (read, part) in enumerate(zip(trunk.reads, trunk.sublayers, strict=True)):
+            expected += [read(x)] * (index % 2 == 0)
+            x = x + part(read(x))
     else:
         for index, (norm, part) in enumerate(zip(trunk.norms, trunk.sublayers, strict=True)):
             expected += [norm(x)] * (index % 2 == 0)
@@ -234,8 +249,7 @@ def test_config_json(options: dict[str, Any], tmp_path: Any) -> None:
     [
         (
             {"residual": "sum"},
-            '`residual` must be "additive" or "hc" or "ddl" or "ddl-cc" or "ddl-cc-noec" or '
-            '"ddl-tc" or "ddl-tc-noec", got \'sum\'',
+            f"`residual` must be {quoted(RESIDUALS)}, got 'sum'",
         ),
         (
             {"num_hidden_layers": 0},

@@ -16,11 +16,15 @@ from torch import Tensor
 from ddl import reference
 from ddl.errors import InputError
 from ddl.models import GPT, Flops, GPTConfig, flops_by_part, flops_per_token
-from ddl.models.flops import residuals, sublayers
+from ddl.models.flops import baselines, residuals, sublayers
+from ddl.models.streams.attention_residual import attend
+from ddl.models.streams.gated import GatedConnection, GatedRead
+from ddl.models.streams.hyper import HyperConnection
+from ddl.models.streams.independent_hc import IndependentConnection
+from ddl.models.streams.mhc import ManifoldConnection, WeightedHead, sinkhorn
 from ddl.models.sublayers import Attention, Rotary, SwiGLU
 from ddl.nn.direction import FurtherDirections, make_direction
 from ddl.nn.gate import apply_gate, make_gate
-from ddl.nn.hyper import HyperConnection
 from ddl.nn.pool import Pool
 from ddl.ops import devices
 from tests.support import ROOT
@@ -62,7 +66,14 @@ BASE = GPTConfig(
 CONFIGS: list[dict[str, Any]] = [
     {"residual": "additive"},
     {"residual": "additive", "head_size": 6},
+    {"residual": "additive-conv", "compress_kernel_size": 3},
     {"residual": "hc", "value_channels": 3},
+    {"residual": "mhc", "value_channels": 3},
+    {"residual": "independent-hc", "value_channels": 3},
+    {"residual": "gated", "value_channels": 3, "gated_rank": 5},
+    {"residual": "attention-residual"},
+    {"residual": "attention-residual", "sublayers_per_block": 3},
+    {"residual": "expanded"},
     {"residual": "ddl"},
     {"residual": "ddl", "gate": "mlp", "gate_hidden": 7},
     {"residual": "ddl-cc"},
@@ -171,14 +182,20 @@ def gating(kind: Any) -> Run:
     return applied(lambda z: apply_gate(kind, gate, z), (D,))
 
 
-def connecting() -> Run:
-    module, norm = HyperConnection(D, M, 0), leaf(D)
+def connecting(module: Callable[[Tensor], Any], *, normed: bool = True) -> Run:
+    norm = leaf(D)
 
     def joined(state: Tensor) -> Tensor:
-        h, mixed, join = module(state)
-        return mixed + join.unsqueeze(-1) * plain_norm(h, norm).unsqueeze(-2)
+        h, mixed, join, _ = module(state)
+        written = plain_norm(h, norm) if normed else h
+        return mixed + join.unsqueeze(-1) * written.unsqueeze(-2)
 
     return applied(joined, (M, D))
+
+
+def attending() -> Callable[..., Tensor]:
+    query = leaf(D)
+    return lambda *sums: attend(list(sums), query, 1e-5)
 
 
 def losing(vocabulary: int) -> Run:
@@ -242,7 +259,35 @@ PARTS: dict[str, Callable[[], tuple[Flops, Run]]] = {
         residuals.further_directions(D, 3, 5),
         applied(FurtherDirections(D, 3, 5), (D,)),
     ),
-    "hyper-connection": lambda: (residuals.hyper_connection(D, M), connecting()),
+    "hyper-connection": lambda: (
+        baselines.hyper_connection(D, M),
+        connecting(HyperConnection(D, M, 0)),
+    ),
+    "manifold connection": lambda: (
+        baselines.manifold_connection(D, M),
+        connecting(ManifoldConnection(D, M, 1e-5)),
+    ),
+    "independent connection": lambda: (
+        baselines.independent_connection(D, M),
+        connecting(IndependentConnection(D, M, 1e-5)),
+    ),
+    "gated connection": lambda: (
+        baselines.gated_connection(D, M, 24),
+        connecting(GatedConnection(D, M, 1e-5, 24), normed=False),
+    ),
+    "weighted read": lambda: (
+        baselines.weighted_read(D, M),
+        applied(WeightedHead(D, M, 1e-5, base=0.0, scale=1.0), (M, D)),
+    ),
+    "gated read": lambda: (
+        baselines.gated_read(D, M, 24),
+        applied(GatedRead(D, M, 1e-5, 24), (M, D)),
+    ),
+    "sinkhorn": lambda: (baselines.sinkhorn(M), applied(sinkhorn, (M, M))),
+    "attention read": lambda: (
+        baselines.attention_read(D, 3),
+        applied(attending(), (D,), (D,), (D,)),
+    ),
 }
 for _kind in DIRECTIONS:
     PARTS[f"direction {_kind}"] = lambda kind=_kind: (
@@ -331,7 +376,7 @@ def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) ->
 def test_every_formula_has_a_row() -> None:
     functions = {
         name
-        for module in (sublayers, residuals)
+        for module in (sublayers, residuals, baselines)
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     }
@@ -357,7 +402,7 @@ def test_the_formulas_of_the_rows() -> None:
         27 * w + 2 * d + core[2],
     )
     assert other(sublayers.swiglu(d, c)) == (3 * d * c, 2 * c, 4 * c + d)
-    assert other(residuals.addition(d)) == (0, 5 * d, 11 * d)
+    assert other(baselines.addition(d)) == (0, 5 * d, 11 * d)
     assert other(residuals.gates(d, n)) == (0, n * (2 * d + 3), n * (3 * d + 4) + n * d)
     assert other(residuals.projected_gates(d, n, c)) == (d * c + c * n, c + 3 * n, 2 * c + 4 * n)
     assert other(residuals.pool(d, m, "convolved", K)) == (
@@ -376,8 +421,46 @@ def test_the_formulas_of_the_rows() -> None:
         n * (2 * d * m + 4 * d + m),
         n * (5 * d * m + 13 * d + m),
     )
+    assert other(baselines.joining(d, m)) == (0, 2 * m * d, 4 * m * d)
+    assert other(baselines.weighted_read(d, m)) == (
+        m * m * d,
+        5 * m * d + 4 * m,
+        11 * m * d + 6 * m,
+    )
+    assert other(baselines.independent_connection(d, m)) == (
+        2 * m * m * d,
+        (7 * m + 4) * d + 9 * m,
+        (16 * m + 10) * d + 13 * m,
+    )
+    assert other(baselines.sinkhorn(m)) == (0, 39 * (2 * m * m + m), 273 * m * m)
+    small = 3 * m * m + 5 * m * m  # scale and base, softmax
+    assert other(baselines.manifold_connection(d, m)) == (
+        m * m * (m + 3) * d - m * m * d + m * m * d,
+        (7 * m + 4) * d + 9 * m + small + 39 * (2 * m * m + m),
+        (16 * m + 10) * d + 13 * m + 8 * m * m + 273 * m * m,
+    )
+    assert other(baselines.gated_read(d, m, c)) == (
+        2 * m * d * c,
+        7 * m * d + 2 * c,
+        16 * m * d + 3 * c,
+    )
+    assert other(baselines.gated_connection(d, m, c)) == (
+        2 * m * d * c + m * m * d,
+        9 * m * d + 2 * c + 3 * m,
+        22 * m * d + 3 * c + 4 * m,
+    )
+    reading = [baselines.attention_read(d, s) for s in (1, 2, 3)]
+    assert [other(each)[1] for each in reading] == [(6 * s - 1) * d + 8 * s for s in (1, 2, 3)]
+    assert [other(each)[2] for each in reading] == [11 * s * d + 14 * s for s in (1, 2, 3)]
+    two, three = reading[1:]  # after four sublayers, of which two share a sum
+    of_reads = 2 * (two + three)
+    assert baselines.attention_residual(d, 4, 2).forward == of_reads.forward + 4 * 4 * d + 2 * d
+    users = 2 * 2 + 2 * 3 + 2 - 4
+    assert baselines.attention_residual(d, 4, 2).backward == (
+        of_reads.backward + 4 * 10 * d + users * d
+    )
     small = m * (m + 2)
-    assert other(residuals.hyper_connection(d, m)) == (
+    assert other(baselines.hyper_connection(d, m)) == (
         m * (2 * m + 3) * d,
         (9 * m + 4) * d + 3 * small,
         (22 * m + 11) * d + 6 * small,

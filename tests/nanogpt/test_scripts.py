@@ -179,6 +179,16 @@ def test_a_checkpoint_of_other_options_does_not_load() -> None:
     for other in (make(), convert(make()), convert(make(), value_channels=3)):
         with pytest.raises(RuntimeError, match="Error"):
             other.load_state_dict(state)
+    sentences = {
+        "erase": "`erase` must be 'none', as when this state dict was saved, got 'tied'",
+        "causal": "`causal` must be True, as when this state dict was saved, got False",
+    }
+    factored = {"value_channels": 2, "compress": "channel", "parameterization": "factored"}
+    for name, other in (("erase", "none"), ("causal", True)):
+        state = convert(make(), **factored, **{name: other}).state_dict()
+        with pytest.raises(RuntimeError) as raised:
+            convert(make(), **factored).load_state_dict(state)
+        assert str(raised.value).splitlines()[1:] == [f"\t{sentences[name]}"]
 
 
 @variants

@@ -60,7 +60,7 @@ def test_none_only_adds(normalize: bool) -> None:
 def test_a_branch_scale_scales_what_changes(erase: str) -> None:
     whole, part = (DeltaResidual(D, M, erase=erase, branch_scale=s).double() for s in (1.0, 0.3))
     randomise_(whole)
-    part.load_state_dict(whole.state_dict())
+    part.load_state_dict(dict(whole.state_dict()))
     assert whole.state_dict().keys() == part.state_dict().keys()
     x, k, h = normal(B, T, D, M), normal(B, T, D, seed=1), normal(B, T, D, seed=2)
     changed = whole(x, k, context=h) - x
@@ -70,7 +70,7 @@ def test_a_branch_scale_scales_what_changes(erase: str) -> None:
 def test_an_edit_of_alpha_erases_apart_from_what_is_written() -> None:
     tied, none = make_stream(), make_stream(erase="none")
     randomise_(tied)
-    none.load_state_dict(tied.state_dict())
+    none.load_state_dict(dict(tied.state_dict()))
     x = normal(B, T, D)
     with torch.no_grad(), ddl.edit(tied, alpha=0.0), ddl.record(tied, tokens="alpha") as recording:
         assert_close("readout", tied(x), none(x), F64, depth=4)

@@ -8,17 +8,20 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import ddl
 from ddl.models import GPT
-from ddl.nn.hyper import HyperStream
+from ddl.models.config import BASELINES
+from ddl.models.streams.attention_residual import AttentionResidualStream, attend
+from ddl.models.streams.connected import ConnectedStream
+from ddl.models.streams.convolved import ConvolvedStream
 from ddl.recording import ADDED, KEPT
 from tests.support import hf_cases
 from tests.support.helpers import randomise_
 
 F64 = torch.float64
-plain = pytest.mark.parametrize("residual", ["additive", "hc"])
+plain = pytest.mark.parametrize("residual", BASELINES)
 
 
 class Step(NamedTuple):
@@ -41,10 +44,19 @@ def make(residual: str) -> GPT:
 def by_hand(model: GPT, idx: Tensor) -> list[Step]:
     """Every sublayer's step; hyper-connections by the equations of their paper."""
     trunk, x = model.trunk, model.wte(idx)
-    n = trunk.streams if isinstance(trunk, HyperStream) else 1
+    if isinstance(trunk, AttentionResidualStream):
+        return by_attention(trunk, x)
+    n = trunk.streams if isinstance(trunk, ConnectedStream) else 1
     X, steps = x[..., None].expand(*x.shape, n), []
-    for i, (norm, sublayer) in enumerate(zip(trunk.norms, trunk.sublayers, strict=True)):
-        if isinstance(trunk, HyperStream):
+    for i, sublayer in enumerate(trunk.sublayers):
+        norm = trunk.norms[i] if not isinstance(trunk, ConvolvedStream) else nn.Identity()
+        if isinstance(trunk, ConvolvedStream):
+            read = trunk.reads[i](X[..., 0])
+            mix, join = torch.eye(1, dtype=F64), torch.ones(1, dtype=F64)
+        elif model.config.residual in ("mhc", "independent-hc", "gated"):
+            read, _, join, mix = trunk.connections[i](X.transpose(-1, -2))
+            mix = torch.eye(n, dtype=F64) if mix is None else mix
+        elif isinstance(trunk, ConnectedStream):
             c = trunk.connections[i]
             h = c.norm(X.transpose(-1, -2))
             A = c.mix + c.mix_scale * torch.tanh(h @ c.mix_map.weight.T)
@@ -58,6 +70,21 @@ def by_hand(model: GPT, idx: Tensor) -> list[Step]:
         after = X @ mix + F[..., None] * join[..., None, :]
         steps.append(Step(X, F, mix, join, after))
         X = after
+    return steps
+
+
+@torch.no_grad()
+def by_attention(trunk: AttentionResidualStream, x: Tensor) -> list[Step]:
+    """Every sublayer's addition to the sum of its block, among the sums of all four outputs."""
+    X, steps, read = torch.stack([x, *[torch.zeros_like(x)] * 4], -1), [], x
+    for i, (norm, sublayer) in enumerate(zip(trunk.norms, trunk.sublayers, strict=True)):
+        F = sublayer(norm(read))
+        join = torch.eye(5, dtype=F64)[i + 1].expand(*F.shape[:-1], 5)
+        after = X + F[..., None] * join[..., None, :]
+        mix = torch.eye(5, dtype=F64).expand(*F.shape[:-1], 5, 5)
+        steps.append(Step(X, F, mix, join, after))
+        X = after
+        read = attend(list(X[..., : i + 2].unbind(-1)), trunk.queries[i], trunk.norm_eps)
     return steps
 
 

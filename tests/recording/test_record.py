@@ -227,6 +227,23 @@ def test_what_is_not_a_number_is_in_no_regime() -> None:
     assert recording.statistics("eigenvalue").mean.isnan().tolist() == [False, True, True, True]
 
 
+@pytest.mark.parametrize(("scale", "at"), [(2.5, 0), (-0.5, BINS - 1)])
+def test_an_eigenvalue_outside_counts_in_the_outermost_bin(scale: float, at: int) -> None:
+    """A branch_scale outside [0, 1] brings λ below −1, or above 1."""
+    stream = make({"branch_scale": scale})
+    with ddl.record(stream, tokens=("eigenvalue",)) as recording:
+        stream(embeddings())
+    λ, counts = recording.tokens("eigenvalue").reshape(L, -1), recording.eigenvalue_counts()
+    assert (λ.abs() > 1.1).any(1).all()
+    assert torch.equal(counts.sum(1), torch.full((L,), B * T))
+    outermost = λ < -0.95 if at == 0 else λ > 0.95
+    assert torch.equal(counts[:, at], outermost.sum(1))
+    for row, shares in enumerate(zip(*recording.regimes().values(), strict=True)):
+        wanted = regime_shares(λ[row, :, None].numpy())
+        assert dict(zip(REGIMES, shares, strict=True)) == pytest.approx(wanted)
+    assert bins(torch.tensor([-math.inf, math.inf]))[[0, -1]].tolist() == [1, 1]
+
+
 def test_a_name_that_is_given_twice_is_kept_once() -> None:
     stream = make({})
     with ddl.record(stream, tokens=("beta", "beta")) as recording:

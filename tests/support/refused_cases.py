@@ -28,6 +28,12 @@ SHAPES = {
     "value_bias": (M,),
     "x": (B, T, D),
     "weight": (D, M, K),
+    "q": (B, T, 1, D),
+    "k": (B, T, 2, D),
+    "v": (B, T, 2, M),
+    "beta": (B, T, 2),
+    "g": (B, T, 2),
+    "initial_state": (B, 2, D, M),
 }
 NUMBERS = {"eps_k": 0.1, "value_channels": M}
 FUNCTIONS = {
@@ -85,7 +91,13 @@ def call_function(name: str, given: dict[str, Any]) -> Any:
 
 def call_operator(name: str, given: dict[str, Any]) -> Any:
     """Call torch.ops.ddl directly, without the checks of `ddl.functional`."""
-    defaults = {"norm_eps": 1e-5, "value_from_compressed": False, "erase": 0, "next_erase": 0}
+    defaults = {
+        "norm_eps": 1e-5,
+        "value_from_compressed": False,
+        "erase": 0,
+        "next_erase": 0,
+        "saves": False,
+    }
     operator = getattr(torch.ops.ddl, name)
     schema = operator.default._schema.arguments
     return operator(*((defaults | given).get(argument.name) for argument in schema))

@@ -29,8 +29,14 @@ from .packing import check_known, mask_of_numbers, starts_of, unscored
 __all__ = ["DDLForCausalLM", "from_gpt", "to_gpt"]
 
 # The gate β and value v keep float32 parameters in every model dtype: their biases start around 1,
-# where bfloat16 has steps of 1/128, too coarse to train. They are only 1 + m of ~6d rows.
-WIDE = [r"residuals\.\d+\.gate\.", r"residuals\.\d+\.value\."]
+# where bfloat16 has steps of 1/128, too coarse to train. They are only 1 + m of ~6d rows. So do the
+# maps of mhc and independent-hc, as in the models that they are from.
+WIDE = [
+    r"residuals\.\d+\.gate\.",
+    r"residuals\.\d+\.value\.",
+    r"connections\.\d+\.(map|base|scale)$",
+    r"trunk\.head\.(map|base|scale)$",
+]
 
 
 class RecomputedAttention(GradientCheckpointingLayer, Attention):
@@ -66,7 +72,13 @@ class DDLForCausalLM(OurModel):
     _keep_in_fp32_modules_strict = WIDE
     # The fused operators read these modules' parameters without calling them, so accelerate's hooks
     # could not move them between devices.
-    _no_split_modules = ["AdditiveStream", "HyperStream", "DeltaStream"]  # noqa: RUF012
+    _no_split_modules = [  # noqa: RUF012
+        "AdditiveStream",
+        "ConvolvedStream",
+        "ConnectedStream",
+        "AttentionResidualStream",
+        "DeltaStream",
+    ]
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _is_stateful = True  # makes transformers refuse assisted decoding, which has to crop the cache
 

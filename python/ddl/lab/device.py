@@ -8,7 +8,7 @@ import torch
 
 from ddl import cuda
 from ddl.errors import InputError
-from ddl.lab.config import BASELINES
+from ddl.models.config import READS
 
 
 def pick_device(name: str, residual: str) -> torch.device:
@@ -30,5 +30,5 @@ def pick_device(name: str, residual: str) -> torch.device:
 def _why_no_gpu(residual: str) -> str | None:
     if not torch.cuda.is_available():
         return "torch finds no GPU"
-    # The baselines use torch alone, so they run on GPUs that our kernels do not support.
-    return None if residual in BASELINES else cuda.why_unavailable()
+    # The other baselines use torch alone, so they run on GPUs that our kernels do not support.
+    return cuda.why_unavailable() if residual in READS else None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .flops import Flops, flops_by_part, flops_per_token
     from .gpt import GPT, GPTOutput
     from .nanogpt import NanoGPT, NanoGPTConfig
-    from .trunk import AdditiveStream
+    from .streams.additive import AdditiveStream
 
 __all__ = [
     "GPT",
@@ -29,7 +29,7 @@ __all__ = [
 
 _HOMES = {
     "GPT": ".gpt",
-    "AdditiveStream": ".trunk",
+    "AdditiveStream": ".streams.additive",
     "Cache": ".cache",
     "Flops": ".flops",
     "GPTConfig": ".config",

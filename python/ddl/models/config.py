@@ -9,6 +9,7 @@ from collections import abc
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from ddl.errors import InputError
 from ddl.fields import plain_numbers, require
 from ddl.options import (
     MODEL_OPTIONS,
@@ -39,8 +40,16 @@ __all__ = ["BASELINES", "PUBLISHED", "RESIDUALS", "STREAMS", "GPTConfig"]
 
 RESIDUALS: tuple[str, ...] = get_args(Residual)
 
-# Residuals without rewrites: comparisons in plain PyTorch.
-BASELINES: tuple[str, ...] = ("additive", "hc")
+# Residuals without rewrites, to compare with.
+BASELINES: tuple[str, ...] = (
+    "additive",
+    "additive-conv",
+    "hc",
+    "mhc",
+    "independent-hc",
+    "gated",
+    "attention-residual",
+)
 
 # residual → `compress` and `expand` of DeltaStream; the baselines have neither.
 STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
@@ -49,10 +58,19 @@ STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
     "ddl-cc-noec": ("channel", "repeat"),
     "ddl-tc": ("token", "conv"),
     "ddl-tc-noec": ("token", "repeat"),
+    "expanded": ("channel", "repeat"),
 }
 
-PUBLISHED: tuple[str, ...] = ("additive", *STREAMS)
+# The same of every residual whose reads are those of DeltaStream.
+READS: dict[str, tuple[Compress, ExpandKind]] = {**STREAMS, "additive-conv": ("token", "repeat")}
+
+# residual → options of DeltaResidual that it sets, which cannot be chosen.
+FIXED: dict[str, dict[str, Any]] = {"expanded": {"erase": "none", "normalize": False}}
+
+PUBLISHED: tuple[str, ...] = ("additive", *(name for name in STREAMS if name not in FIXED))
 """The residuals of the papers' code."""
+
+MOST_SUMS = 8  # of an attention-residual's default, as in its paper
 
 # DeltaStream's name of an option → GPTConfig's.
 SPELLED = {
@@ -72,10 +90,14 @@ class GPTConfig:
     tied head, no biases. An option without effect under the other options must keep its default."""
 
     residual: Residual = "ddl-cc"
-    """How a sublayer's output joins the stream. additive: x + F(norm(x)). hc: hyper-connections
-    (arXiv 2409.19606) between `value_channels` streams. ddl: the delta rule with
+    """How a sublayer's output joins the stream. ddl: the delta rule with
     one value channel. ddl-cc, ddl-tc: the delta rule with `value_channels`, read by channel or
-    token compression; with -noec, repetition replaces the embedding convolution."""
+    token compression; with -noec, repetition replaces the embedding convolution.
+    Baselines: additive: x + F(norm(x)). additive-conv: the same, each read after a causal
+    convolution. Between `value_channels` streams, hc: hyper-connections (arXiv 2409.19606); mhc:
+    manifold-constrained ones (arXiv 2512.24880); independent-hc: those of HY-V4; gated: the gated
+    residual of Qwen4; expanded: additions to all value channels, read as ddl-cc-noec.
+    attention-residual: attention over earlier outputs (arXiv 2603.15031)."""
     vocab_size: int = 50304
     """Number of tokens: 256 for bytes; for GPT-2 50304, its 50257 tokens and padding."""
     block_size: int = 1024
@@ -94,9 +116,11 @@ class GPTConfig:
     """Base of the rotary position embedding's frequencies."""
 
     value_channels: int = 4
-    """Value channels m of ddl-cc and ddl-tc, streams of hc; the other residuals have one."""
+    """Value channels m of ddl-cc, ddl-tc and expanded; streams of hc, mhc, independent-hc and
+    gated. The other residuals have one."""
     compress_kernel_size: int = 4
-    """Tokens that ddl-tc's compression spans; value channels that ddl-cc's factored one spans."""
+    """Tokens that ddl-tc's compression and additive-conv's convolution span; value channels that
+    ddl-cc's factored compression spans."""
     compress_parameterization: Parameterization = "direct"
     """Parameters of a compressor. direct: its weights. factored, as in the papers' code: a
     convolution and a read vector, whose product is the weights."""
@@ -154,9 +178,10 @@ class GPTConfig:
     own. The first one's direction is the sublayer's output, the others' are linear maps of it."""
     erase: Erase = "tied"
     """What a rewrite erases. tied: as much as it writes. none: nothing, the control without
-    rewriting. separate: by a gate of its own, which starts like β."""
+    rewriting, as residual expanded does. separate: by a gate of its own, which starts like β."""
     normalize: bool = True
-    """Whether a direction is normalised; False, with `erase` none only, writes β k vᵀ."""
+    """Whether a direction is normalised; False, with `erase` none only, writes β k vᵀ, as residual
+    expanded does."""
     branch_scale: float = 1.0
     """Factor of what a rewrite changes: of its gates."""
     direction_rank: int | None = None
@@ -167,6 +192,12 @@ class GPTConfig:
     eps_k: float | None = None
     """ε_k in k / √(|k|² + ε_k²); None for 0.02·√d, so that zero-initialised projections train."""
 
+    gated_rank: int | None = None
+    """Rank of the gates of the residual `gated`; None for 5·hidden_size/32, as in Qwen4."""
+    sublayers_per_block: int | None = None
+    """Sublayers of an attention-residual whose outputs are summed before later ones attend to them;
+    None for the number that makes at most 8 sums, 1 for attention to every output."""
+
     def __post_init__(self) -> None:
         plain_numbers(self)
         check_choice("residual", self.residual, RESIDUALS)
@@ -175,10 +206,21 @@ class GPTConfig:
         check_options(given, STREAM_OPTIONS, _spelled)
         if self.residual in BASELINES:
             check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}")
+        given |= self._check_fixed()
         check_anchors(self.anchor_every, self.heads)
         channels = 1 if self.residual == "ddl" else self.value_channels
         check_residual(given, self.hidden_size, channels)
         self._check_heads()
+
+    def _check_fixed(self) -> dict[str, Any]:
+        """Return the options that the residual sets; raise if another value was chosen for one."""
+        fixed = FIXED.get(self.residual, {})
+        for name, value in {**fixed, "eps_k": None}.items() if fixed else ():
+            default, got = RESIDUAL_OPTIONS[name].default, getattr(self, name)
+            if got not in (default, value):
+                expected = f'be {value!r}, which residual="{self.residual}" sets'
+                raise InputError(name, expected, repr(got), ("residual",))
+        return fixed
 
     def _check_heads(self) -> None:
         """Raise unless the width of a head is even: RoPE rotates its features in pairs."""
@@ -199,6 +241,22 @@ class GPTConfig:
         """Hidden width of the MLP."""
         return self.mlp_size or 8 * self.hidden_size // 3
 
+    @property
+    def rewrite_options(self) -> dict[str, Any]:
+        """The options of DeltaResidual, with those that the residual sets."""
+        chosen = {name: getattr(self, name) for name in RESIDUAL_OPTIONS}
+        return chosen | FIXED.get(self.residual, {})
+
+    @property
+    def gated_size(self) -> int:
+        """Rank of the gates of the residual `gated`."""
+        return self.gated_rank or max(1, 5 * self.hidden_size // 32)
+
+    @property
+    def summed_sublayers(self) -> int:
+        """Sublayers per sum of an attention-residual."""
+        return self.sublayers_per_block or -(-2 * self.num_layers // MOST_SUMS)
+
 
 def idle_options(fields: abc.Mapping[str, Any]) -> set[str]:
     """Return the names of the options that have no effect in a GPTConfig with these fields."""
@@ -207,12 +265,14 @@ def idle_options(fields: abc.Mapping[str, Any]) -> set[str]:
     idle = {name for name, option in options.items() if not has_effect(option, given)}
     if fields["residual"] in BASELINES:
         idle |= OF_DELTA.keys()
+    if fields["residual"] in FIXED:
+        idle |= FIXED[fields["residual"]].keys() | {"eps_k"}
     return {SPELLED.get(name, name) for name in idle} & fields.keys()
 
 
 def _by_table_names(fields: abc.Mapping[str, Any]) -> dict[str, Any]:
     """Return GPTConfig's fields under the names of DeltaStream's options, which the table has."""
-    compress, expand = STREAMS.get(fields["residual"], ("identity", "repeat"))
+    compress, expand = READS.get(fields["residual"], ("identity", "repeat"))
     given = {**fields, **{name: fields[ours] for name, ours in SPELLED.items()}}
     return given | {"compress": compress, "expand": expand}
 
@@ -221,5 +281,5 @@ def _spelled(name: str, values: abc.Sequence[str]) -> tuple[str, abc.Sequence[st
     """Convert DeltaStream's option to GPTConfig's, where `residual` sets compress and expand."""
     if name in ("compress", "expand"):
         part = 0 if name == "compress" else 1
-        return "residual", [name for name, stream in STREAMS.items() if stream[part] in values]
+        return "residual", [name for name, stream in READS.items() if stream[part] in values]
     return SPELLED.get(name, name), values

@@ -2,62 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ddl.nn.adapters import active
-from ddl.nn.additions import AddingStream, Addition
-from ddl.nn.history import History
-from ddl.nn.hyper import HyperStream
+from ddl.nn.additions import AddingStream
 from ddl.nn.stream import DeltaStream
-from ddl.options import RESIDUAL_OPTIONS
 
 from .cache import Cache
 from .config import STREAMS, GPTConfig
+from .streams.additive import AdditiveStream
+from .streams.attention_residual import AttentionResidualStream
+from .streams.connected import ConnectedStream, SumOfStreams
+from .streams.convolved import ConvolvedStream
+from .streams.gated import GatedConnection, GatedRead
+from .streams.hyper import HyperConnection
+from .streams.independent_hc import SCALE, IndependentConnection, even_base
+from .streams.mhc import ManifoldConnection, WeightedHead
 from .sublayers import NORM_EPS
 from .tokens import place
 
-
-class AdditiveStream(AddingStream):
-    """The plain residual stream, x = x + F(norm(x)), with a final norm: the baseline trunk."""
-
-    def __init__(self, hidden_size: int, sublayers: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.sublayers = nn.ModuleList(sublayers)
-        self.norms = nn.ModuleList(nn.RMSNorm(hidden_size, NORM_EPS) for _ in self.sublayers)
-        self.readout = nn.RMSNorm(hidden_size, NORM_EPS)
-
-    def reset_parameters(self) -> None:
-        for norm in (*self.norms, self.readout):
-            nn.init.ones_(norm.weight)
-
-    def forward(
-        self,
-        x: Tensor,
-        *args: Any,
-        history: History | None = None,
-        keep: Tensor | None = None,
-        document_starts: Tensor | None = None,
-    ) -> Tensor:
-        """Map embeddings x (B, T, d) to the final read (B, T, d); `args` go to every sublayer.
-
-        `history`, `keep` and `document_starts` are arguments of DeltaStream; here nothing is
-        convolved over time, and only hooks look at `keep`.
-        """
-        for i, (norm, sublayer) in enumerate(zip(self.norms, self.sublayers, strict=True)):
-            x = self._add(i, x, sublayer(norm(x), *args), keep)
-        return self.readout(x)
-
-    def _add(self, sublayer: int, x: Tensor, written: Tensor, keep: Tensor | None) -> Tensor:
-        if self.hooks:
-            self.show(Addition(sublayer, x.unsqueeze(-1), written, None, None, keep))
-        return x + written
-
-
-Trunk = AdditiveStream | HyperStream | DeltaStream
+Trunk = AddingStream | DeltaStream
 
 
 def hidden_states(
@@ -87,23 +54,66 @@ def hidden_states(
 def read_out(trunk: Trunk, state: Tensor) -> Tensor:
     """Map a state X (B, T, d, m) to the head's input (B, T, d), as after the last sublayer.
 
-    For one value channel, the stream x is (B, T, d, 1); hyper-connections have n streams last.
+    For one value channel, the stream x is (B, T, d, 1); a baseline with n streams has them last.
     """
     trunk = active(trunk)
-    if isinstance(trunk, HyperStream):
-        state = state.sum(-1, keepdim=True)
+    if isinstance(trunk, AddingStream):
+        return trunk.read_out(state)
     h: Tensor = trunk.readout(state.squeeze(-1) if state.shape[-1] == 1 else state)
     return h
 
 
 def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> Trunk:
     """Build the residual stream that `config.residual` names, around the given sublayers."""
-    if config.residual == "additive":
-        return AdditiveStream(config.hidden_size, sublayers)
-    if config.residual == "hc":
-        return HyperStream(
-            config.hidden_size, sublayers, streams=config.value_channels, norm_eps=NORM_EPS
-        )
+    match config.residual:
+        case "additive":
+            return AdditiveStream(config.hidden_size, sublayers, norm_eps=NORM_EPS)
+        case "additive-conv":
+            return ConvolvedStream(
+                config.hidden_size,
+                sublayers,
+                kernel_size=config.compress_kernel_size,
+                parameterization=config.compress_parameterization,
+                read_init=config.read_init,
+                sublayers_per_compressor=config.sublayers_per_compressor,
+                norm_eps=NORM_EPS,
+            )
+        case "attention-residual":
+            return AttentionResidualStream(
+                config.hidden_size,
+                sublayers,
+                sublayers_per_block=config.summed_sublayers,
+                norm_eps=NORM_EPS,
+            )
+        case "hc" | "mhc" | "independent-hc" | "gated":
+            return _connected(config, sublayers)
+        case _:
+            return _delta(config, sublayers)
+
+
+def _connected(config: GPTConfig, sublayers: nn.ModuleList) -> ConnectedStream:
+    d, n = config.hidden_size, config.value_channels
+    connections: list[nn.Module]
+    head: nn.Module
+    match config.residual:
+        case "hc":
+            connections = [HyperConnection(d, n, index) for index in range(len(sublayers))]
+            head = SumOfStreams()
+        case "mhc":
+            connections = [ManifoldConnection(d, n, NORM_EPS) for _ in sublayers]
+            head = WeightedHead(d, n, NORM_EPS, base=0.0, scale=1.0)
+        case "independent-hc":
+            connections = [IndependentConnection(d, n, NORM_EPS) for _ in sublayers]
+            head = WeightedHead(d, n, NORM_EPS, base=even_base(n), scale=SCALE)
+        case _:
+            connections = [GatedConnection(d, n, NORM_EPS, config.gated_size) for _ in sublayers]
+            head = GatedRead(d, n, NORM_EPS, config.gated_size)
+    normed = config.residual != "gated"  # its reads have a norm of their own
+    norm = partial(nn.RMSNorm, d, NORM_EPS) if normed else nn.Identity
+    return ConnectedStream(sublayers, n, connections=connections, head=head, norm=norm)
+
+
+def _delta(config: GPTConfig, sublayers: nn.ModuleList) -> DeltaStream:
     compress, expand = STREAMS[config.residual]
     return DeltaStream(
         config.hidden_size,
@@ -120,5 +130,5 @@ def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> Trunk:
         anchor_every=config.anchor_every,
         stream_dtype=config.stream_dtype,
         norm_eps=NORM_EPS,
-        **{name: getattr(config, name) for name in RESIDUAL_OPTIONS},
+        **config.rewrite_options,
     )

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ddl.nn import DeltaResidual, Expand, Read
+from ddl.nn.checks import report_other_options
 from ddl.optim import never_decayed
 
 from .annealing import Annealing, anneal
@@ -83,11 +84,8 @@ class Converted(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         metadata = getattr(state_dict, "_metadata", None)
         theirs = local_metadata.get(DELTA_ARGS) or options_in(metadata) or {}
-        for name, ours in self.delta_args.items():
-            saved = theirs.get(name)  # None: not saved, or the names and shapes show it
-            if name not in NO_MATTER and None not in (saved, ours) and saved != ours:
-                sentence = f"`{name}` must be {saved!r}, as when this state dict was saved"
-                args[-1].append(f"{sentence}, got {ours!r}")
+        ours = {name: value for name, value in self.delta_args.items() if name not in NO_MATTER}
+        report_other_options(theirs, ours, args[-1])
 
     def __reduce__(self) -> Any:
         """Let pickle rebuild the class, which it can import only under the name of `converted`."""

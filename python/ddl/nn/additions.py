@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["AddingStream", "Addition"]
+from ddl.ops.checks import autocast_dtype
+
+__all__ = ["AddingStream", "Addition", "without_autocast"]
 
 
 class Addition(NamedTuple):
@@ -33,17 +36,37 @@ class Addition(NamedTuple):
 
     def after(self) -> Tensor:
         """X' (…, d, n), in the state's dtype."""
-        mixed = self.state if self.mix is None else self.state @ self.mix.to(self.state.dtype)
+        mixed = self.state
+        if self.mix is not None:
+            with without_autocast(mixed):
+                mixed = mixed @ self.mix.to(mixed.dtype)
         added = self.written.unsqueeze(-1) * self.weights().unsqueeze(-2)
         return mixed + added.to(mixed.dtype)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which products of matrices have the dtype of their factors."""
+    if autocast_dtype(x) is None:
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 class AddingStream(nn.Module):
     """A stream without rewrites, whose hooks see every Addition; what they return has no effect."""
 
+    sublayers: nn.ModuleList
+
     def __init__(self) -> None:
         super().__init__()
         self.hooks: tuple[Callable[[Any], Any], ...] = ()
+
+    def reset_parameters(self) -> None:
+        """Reset all parameters but the sublayers'."""
+        raise NotImplementedError
+
+    def read_out(self, state: Tensor) -> Tensor:
+        """Map a state X (B, T, d, n) to the final read (B, T, d)."""
+        raise NotImplementedError
 
     def show(self, addition: Addition) -> None:
         """Show the hooks an addition before it is done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor, distributed, nn
@@ -115,3 +116,19 @@ def _check_gathered(name: str, module: nn.Module) -> None:
                 f" computed in it, got a MixedPrecisionPolicy with param_dtype {dtype}: give that"
                 " policy to each sublayer, and none to the stream around them"
             )
+
+
+def report_other_options(
+    saved: Mapping[str, Any], ours: Mapping[str, Any], errors: list[str]
+) -> None:
+    """Append a sentence for each option that differs, once for all modules of a model.
+
+    saved: the options in a state dict's metadata. An option that is missing there, as in older
+    ones, is not compared, nor one that is None on one side: another option, a name or a shape
+    shows the difference.
+    """
+    for name, option in ours.items():
+        theirs = saved.get(name)
+        sentence = f"`{name}` must be {theirs!r}, as when this state dict was saved, got {option!r}"
+        if None not in (theirs, option) and theirs != option and sentence not in errors:
+            errors.append(sentence)

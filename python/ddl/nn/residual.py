@@ -24,7 +24,7 @@ from ddl.options import (
 from ddl.results import Write
 
 from .branches import Branches
-from .checks import check_features, check_stream
+from .checks import check_features, check_stream, report_other_options
 from .direction import FurtherDirections, make_direction
 from .gate import make_gate, make_gate_pool, reset_gate
 from .hooks import Hook, Rewrite
@@ -63,6 +63,9 @@ class DeltaResidual(Branches):
     The fused operators read the parameters of `gate` and `value` (and of an attention's `query` and
     `key`) directly and never call `forward`: forward hooks on them do not fire, and wrappers are
     rejected. torch.nn.utils.parametrize and prune work.
+
+    A state dict has the options that its names and shapes do not show as metadata, and
+    `load_state_dict` refuses one of other options. `dict(state)` is without them.
 
     Args:
         hidden_size: d.
@@ -228,23 +231,34 @@ class DeltaResidual(Branches):
         new_state = functional.write_to(state, self.hooked(state, write))
         return new_state.squeeze(-1) if self.value_channels == 1 else new_state
 
+    # --- the options that no parameter shows, in the state dict's metadata ------------------------
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Save the options that no parameter shows, in the metadata that torch keeps beside."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
         if metadata is not None:
-            metadata["options"] = {
-                "branch_scale": float(self.branch_scale),
-                "eps_k": None if self.eps_k is None else float(self.eps_k),
-                "erase": self.erase,
-                "gate_from": self.gate_from,
-                "heads": int(self.heads),
-                "normalize": self.normalize,
-                "value": self.value_kind,
-                "value_scale": float(self.value_scale),
-                "value_constant": float(self.value_constant),
-                "value_from": self.value_from,
-            }
+            metadata["options"] = self._hidden_options()
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any
+    ) -> None:
+        """Do as nn.Module, and report an error if the state dict is of other options."""
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        report_other_options(local_metadata.get("options", {}), self._hidden_options(), args[-1])
+
+    def _hidden_options(self) -> dict[str, Any]:
+        return {
+            "branch_scale": float(self.branch_scale),
+            "eps_k": None if self.eps_k is None else float(self.eps_k),
+            "erase": self.erase,
+            "gate_from": self.gate_from,
+            "heads": int(self.heads),
+            "normalize": self.normalize,
+            "value": self.value_kind,
+            "value_scale": float(self.value_scale),
+            "value_constant": float(self.value_constant),
+            "value_from": self.value_from,
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         """The module without its hooks: a copy or a saved module outlives `ddl.edit`."""

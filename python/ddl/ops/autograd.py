@@ -130,6 +130,30 @@ def expand_gradients(ctx: Any, grad_state: Grad) -> Gradients:
     return (*_those(wanted, call(declarations.expand_backward, *arguments)), None, None)
 
 
+def save_delta_rule(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.scale, initial_state, document_starts, saves = inputs
+    if not saves:
+        raise ValueError("`saves` must be True in a call that records gradients, got False")
+    _, _, errors, states = output
+    ctx.save_for_backward(*tensors, initial_state, document_starts, errors, states)
+    ctx.mark_non_differentiable(errors, states)
+    ctx.set_materialize_grads(False)
+
+
+def delta_rule_gradients(ctx: Any, grad_y: Grad, grad_final_state: Grad, *_: None) -> Gradients:
+    if grad_y is None and grad_final_state is None:
+        return (None,) * len(declarations.delta_rule.names)
+    q, k, v, beta, g, initial_state, document_starts, errors, states = ctx.saved_tensors
+    found = call(
+        declarations.delta_rule_backward,
+        *(grad_y, grad_final_state, q, k, v, beta, g, ctx.scale, initial_state, document_starts),
+        *(errors, states),
+    )
+    needs = ctx.needs_input_grad
+    *gradients, grad_initial_state = _those(_bits((*needs[:5], needs[6])), found)
+    return (*gradients, None, grad_initial_state, None, None)
+
+
 # --- a read's parameters: six tensors and four other values ---------------------------------------
 
 _TENSORS = 6

@@ -7,7 +7,7 @@ Numbers are checked as in ddl/options.py; torch.compile's symbolic numbers are a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -17,9 +17,6 @@ from torch import Tensor
 from ddl import options
 from ddl._native import LEAST_EPS_K, LEAST_NORM_EPS, MOST_REWRITES
 from ddl.results import ERASE
-
-from . import declarations
-from .declarations import Operator
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -179,7 +176,7 @@ def _rewrites(
     return (shape[at],)
 
 
-def _check_rewrite(given: Any) -> None:
+def check_rewrite(given: Any) -> None:
     """Check the arguments of a rewrite; `given` has them by name."""
     state: Tensor = given.state
     _check_erase("erase", given.erase)
@@ -197,7 +194,7 @@ def _check_rewrite(given: Any) -> None:
         raise ValueError('`eps_k` must be a number unless erase="none", got None')
 
 
-def _check_read(given: Any) -> None:
+def check_read(given: Any) -> None:
     """Check the arguments of a read; `given` has them by name."""
     state, compress = given.state, given.compress
     over_time = compress is not None and compress.ndim == 3
@@ -225,7 +222,7 @@ def _check_read(given: Any) -> None:
     check_positive("norm_eps", given.norm_eps, optional=True, least=LEAST_NORM_EPS)
     check_positive("value_scale", given.value_scale, optional=True)
     check_context_dtype(state, given.context_dtype)
-    _check_documents(given.document_starts, state.shape[:-2], state, over_time, "a read")
+    check_documents(given.document_starts, state.shape[:-2], state, over_time, "a read")
 
 
 def check_mask(name: str, mask: Any, batch: Sequence[Any], beside: Tensor) -> None:
@@ -238,7 +235,7 @@ def check_mask(name: str, mask: Any, batch: Sequence[Any], beside: Tensor) -> No
         raise ValueError(f"`{name}` must be on {beside.device}, got a tensor on {mask.device}")
 
 
-def _check_documents(
+def check_documents(
     starts: Any, batch: Sequence[Any], beside: Tensor, over_time: bool, what: str
 ) -> None:
     """Check which of the tokens of `beside`, whose leading shape is `batch`, start a document."""
@@ -250,7 +247,7 @@ def _check_documents(
     check_mask("document_starts", starts, batch, beside)
 
 
-def _check_pending(given: Any) -> None:
+def check_pending(given: Any) -> None:
     """Check what earlier tokens left for a cached read; the rest of `given` is checked."""
     state, compress, pending = given.state, given.compress, given.pending
     taps = compress.shape[2] if compress is not None and compress.ndim == 3 else 1
@@ -288,7 +285,7 @@ def check_context_dtype(state: Tensor, dtype: Any) -> None:
         raise TypeError(f"`context_dtype` must be {_either(allowed)}, got {dtype!r}")
 
 
-def _check_expand(given: Any) -> None:
+def check_expand(given: Any) -> None:
     """Check the arguments of an expansion; `given` has them by name."""
     x, weight, m = given.x, given.weight, given.value_channels
     check_count("value_channels", m)
@@ -298,7 +295,7 @@ def _check_expand(given: Any) -> None:
         raise ValueError(f"`x` must have shape {expected}, got {tuple(x.shape)}")
     check_dtype("x", x)
     over_time = weight is not None
-    _check_documents(given.document_starts, x.shape[:-1], x, over_time, "an expansion")
+    check_documents(given.document_starts, x.shape[:-1], x, over_time, "an expansion")
     if weight is None:
         return
     d = x.shape[-1]
@@ -309,7 +306,7 @@ def _check_expand(given: Any) -> None:
     check_stored("weight", weight, x)
 
 
-def _check_before(given: Any) -> None:
+def check_before(given: Any) -> None:
     """Check what earlier tokens left for a cached expansion; the rest of `given` is checked."""
     x, before = given.x, given.before
     taps = 1 if given.weight is None else given.weight.shape[2]
@@ -321,34 +318,3 @@ def _check_before(given: Any) -> None:
         _check_beside("before", before, x, (x.dtype,))
     if taps > 1 and x.shape[-2] == 0 and 0 not in x.shape[:-2]:
         raise ValueError(f"`x` must have shape with at least one token, got {tuple(x.shape)}")
-
-
-def _check_tensors(operator: Operator, given: Any) -> None:
-    """Check that the arguments which an operator declares as tensors are dense tensors."""
-    for name in operator.tensors:
-        tensor = getattr(given, name)
-        if tensor is not None or name not in operator.optional:
-            check_is_dense(name, tensor)
-
-
-def _all_of(operator: Operator, *checks: Callable[[Any], None]) -> Callable[[Any], None]:
-    def check(given: Any) -> None:
-        _check_tensors(operator, given)
-        for each in checks:
-            each(given)
-
-    return check
-
-
-# Operator name → check of a call's arguments, by name.
-CHECKS = {
-    "rewrite": _all_of(declarations.rewrite, _check_rewrite),
-    "read": _all_of(declarations.read, _check_read),
-    "rewrite_read": _all_of(declarations.rewrite_read, _check_rewrite, _check_read),
-    "expand": _all_of(declarations.expand, _check_expand),
-    "cached_read": _all_of(declarations.cached_read, _check_read, _check_pending),
-    "cached_rewrite_read": _all_of(
-        declarations.cached_rewrite_read, _check_rewrite, _check_read, _check_pending
-    ),
-    "cached_expand": _all_of(declarations.cached_expand, _check_expand, _check_before),
-}

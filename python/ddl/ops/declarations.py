@@ -134,12 +134,26 @@ expand_backward = Operator(
     "Tensor grad_state, Tensor x, Tensor? weight, Tensor? document_starts, int wanted",
     _gradients("x weight"),
 )
+# The delta rule over time. If it `saves`, it returns what the backward needs: v − kᵀS of every step
+# and the state before every chunk of tokens.
+DELTA_RULE = (
+    "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g, float? scale, Tensor? initial_state, "
+    "Tensor? document_starts"
+)
+delta_rule = Operator("delta_rule", f"{DELTA_RULE}, bool saves", "y final_state errors states")
+delta_rule_backward = Operator(
+    "delta_rule_backward",
+    f"Tensor? grad_y, Tensor? grad_final_state, {DELTA_RULE}, Tensor errors, Tensor states",
+    _gradients("q k v beta g initial_state"),
+)
 
 BACKWARDS: Sequence[tuple[Operator, Operator]] = (
     (rewrite, rewrite_backward),
     (read, read_backward),
     (rewrite_read, rewrite_read_backward),
     (expand, expand_backward),
+    (delta_rule, delta_rule_backward),
 )
 CACHED = (cached_read, cached_rewrite_read, cached_expand)
 OPERATORS = (*(operator for pair in BACKWARDS for operator in pair), overwriting_backward, *CACHED)
+ON_CPUS_ALONE = (overwriting_backward, delta_rule, delta_rule_backward)

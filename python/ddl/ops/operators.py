@@ -19,7 +19,7 @@ from ddl import _native
 from ddl.errors import IMPORTED_ONCE
 from ddl.results import ReadParameters, Write
 
-from . import autograd, declarations, private
+from . import autograd, declarations, devices, private
 from .calls import DIRECT, OVERLOADS, call, differentiable
 from .declarations import BACKWARDS, CACHED, OPERATORS, Operator
 from .devices import has_kernels
@@ -76,6 +76,29 @@ def expand(
     """Return the state."""
     state: Tensor = _run(declarations.expand, x, weight, value_channels, document_starts)
     return state
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    scale: float | None,
+    initial_state: Tensor | None,
+    document_starts: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return y and the final state. Native code has it for CPUs alone."""
+    given = (q, k, v, beta, g, initial_state)
+    needed = any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in given)
+    saves = torch.is_grad_enabled() and needed
+    arguments = (q, k, v, beta, g, scale, initial_state, document_starts, saves)
+    operator = declarations.delta_rule
+    if q.device.type in devices.WITH_KERNELS:
+        y, state, *_ = call(operator, *arguments)
+    else:
+        y, state, *_ = run_plain(operator, operator.Arguments(*arguments))
+    return y, state
 
 
 def _run(operator: Operator, first: Tensor, *others: Any) -> Any:
@@ -155,6 +178,7 @@ _differentiate(
     declarations.rewrite_read, autograd.save_rewrite_read, autograd.rewrite_read_gradients
 )
 _differentiate(declarations.expand, autograd.save_expand, autograd.expand_gradients)
+_differentiate(declarations.delta_rule, autograd.save_delta_rule, autograd.delta_rule_gradients)
 for _forward, _backward in BACKWARDS:
     _differentiate(_backward, autograd.save_nothing, _refuse("double backward", _forward))
 for _cached in CACHED:

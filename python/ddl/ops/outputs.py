@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import declarations, private
-from .checks import CHECKS, gate_dtype, gates_axis, next_rewrites_of, rewrites_of
+from . import declarations, delta_rule, private
+from .arguments import CHECKS
+from .checks import gate_dtype, gates_axis, next_rewrites_of, rewrites_of
 from .declarations import OPERATORS, Operator
 
 
@@ -113,6 +114,8 @@ _FAKES: dict[str, Callable[[Any], Any]] = {
     "rewrite_read_backward": _gradients(declarations.rewrite_read_backward),
     "rewrite_read_backward_": _gradients(declarations.overwriting_backward),
     "expand_backward": _gradients(declarations.expand_backward),
+    "delta_rule": delta_rule.outputs,
+    "delta_rule_backward": delta_rule.gradients,
 }
 
 

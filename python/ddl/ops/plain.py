@@ -1,4 +1,7 @@
-"""The operators in plain PyTorch, for devices without kernels: checks, then `ddl.reference`."""
+"""The operators in plain PyTorch, for devices without kernels: checks, then `ddl.reference`.
+
+The delta rule over time is not a loop there, but goes in chunks.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from torch import Tensor
 from ddl import reference
 from ddl.results import ERASE
 
-from . import declarations
-from .checks import CHECKS, gate_dtype, rewrites_of
+from . import chunked, declarations
+from .arguments import CHECKS
+from .checks import gate_dtype, rewrites_of
 from .declarations import Operator
 
 _READ = [
@@ -24,11 +28,16 @@ _READ = [
 
 
 def _rewrite(given: Any) -> tuple[Tensor]:
-    gate, erase = given.gate, ERASE[given.erase]
+    beta, alpha, erase = given.gate, None, ERASE[given.erase]
     if erase == "separate":
-        gate, erase = gate.unbind(-1 - len(rewrites_of(given)))
+        beta, alpha = given.gate.unbind(-1 - len(rewrites_of(given)))
     state = reference.rewrite(
-        given.state, given.direction, given.value, gate, eps_k=given.eps_k, erase=erase
+        given.state,
+        given.direction,
+        given.value,
+        beta,
+        eps_k=given.eps_k,
+        erase=erase if alpha is None else alpha,
     )
     return (state,)
 
@@ -122,6 +131,7 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {
     "cached_read": _cached_read,
     "cached_rewrite_read": _cached_rewrite_read,
     "cached_expand": _cached_expand,
+    "delta_rule": chunked.delta_rule,
 }
 
 

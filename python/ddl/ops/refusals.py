@@ -12,7 +12,7 @@ import torch
 
 from ddl import _native
 
-from .checks import CHECKS
+from .arguments import CHECKS
 from .declarations import Operator
 
 

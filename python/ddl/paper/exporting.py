@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ddl.errors import InputError
-from ddl.models.config import GPTConfig
+from ddl.models.config import PUBLISHED, GPTConfig
 from ddl.paper import names, options
 from ddl.paths import PAPER_MODEL_TYPES
 
@@ -61,8 +61,8 @@ def revert(
 
 def _check_published(config: GPTConfig) -> None:
     """Raise InputError for options that the published code does not have."""
-    if config.residual == "hc":
-        raise InputError("residual", "be one of the paper's code", "'hc'")
+    if config.residual not in PUBLISHED:
+        raise InputError("residual", "be one of the paper's code", repr(config.residual))
     _require(config, "mapping", "k")
     _require(config, "gate_from", "context")
     _require(config, "rewrites", 1)

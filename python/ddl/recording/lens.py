@@ -22,7 +22,7 @@ class Lens(NamedTuple):
     sublayers: L + 1 names; the first is "embedding", the state before the first sublayer.
     tokens: (L + 1, B, T, top) int64, the likeliest first. probabilities: the same shape, float32.
     channel_tokens, channel_probabilities: (L + 1, m, B, T, top), from each value channel, or each
-        stream of hyper-connections, alone; for m = 1 they equal `tokens` and `probabilities`.
+        stream of a baseline, alone; for m = 1 they equal `tokens` and `probabilities`.
     """
 
     sublayers: list[str]

@@ -37,7 +37,7 @@ QUANTITIES = {
     "error": "|v − p|, the discrepancy",
     "error_after": "|v − k̂ᵀX'|, the discrepancy after the rewrite",
     "shrinks": "1 if the rewrite makes the discrepancy smaller, else 0",
-    "write_norm": "s|k̂ (β v − α p)ᵀ|, the norm of what is written; s is `branch_scale`",
+    "write_norm": "|s k̂ (β v − α p)ᵀ|, the norm of what is written; s is `branch_scale`",
     "state_norm": "|X|, Frobenius, before the rewrite",
     "state_norm_after": "|X'|, Frobenius, after the rewrite",
     "channel_norm": "norm of each value channel before the rewrite",
@@ -46,8 +46,8 @@ QUANTITIES = {
 }
 PER_CHANNEL = ("readout", "value", "channel_norm", "channel_norm_after")
 
-# Those of a stream without rewrites. Its channels are its streams: one, or those of
-# hyper-connections.
+# Those of a stream without rewrites. Its channels are its n streams, or the sums of attention
+# residuals.
 ADDED = {
     "write_norm": "|F bᵀ|, the norm of what the sublayer adds",
     "state_norm": "|X|, Frobenius, before the sublayer",
@@ -65,7 +65,7 @@ KEPT = {
 }
 
 # Regimes of a rewrite by its eigenvalue λ: name → (lower, upper). A bound between two belongs to
-# the one nearer to 0. β = 0 keeps (λ = 1), β = 1 projects (λ ≈ 0), β = 2 reflects (λ ≈ −1).
+# the one nearer to 0. α = 0 keeps (λ = 1), α = 1 projects (λ ≈ 0), α = 2 reflects (λ ≈ −1).
 RANGES: dict[str, tuple[float, float]] = {
     "near-identity": (0.9, math.inf),
     "interpolating": (0.1, 0.9),
@@ -73,6 +73,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "near-reflection": (-0.9, -0.1),
     "reflection": (-math.inf, -0.9),
 }
+# The bounds of the histogram, whose outermost bins hold the eigenvalues outside [−1, 1], too.
 REGIMES = {name: (max(lower, -1.0), min(upper, 1.0)) for name, (lower, upper) in RANGES.items()}
 BOUNDS = tuple(sorted({upper for _, upper in REGIMES.values()} - {1.0}))  # between two regimes
 TINY = 1e-30  # below every norm of a sublayer that writes
@@ -149,7 +150,8 @@ def measure_addition(addition: Addition, before: Tensor | None) -> dict[str, Ten
 def bins(eigenvalues: Tensor) -> Tensor:
     """Count eigenvalues (…,) in BINS equal bins over [−1, 1] → (BINS,) int64.
 
-    A value on an edge counts in the bin nearer to 0, as in REGIMES; NaN counts in none.
+    A value on an edge counts in the bin nearer to 0, as in REGIMES. One outside [−1, 1], where
+    `branch_scale` outside [0, 1] can bring it, counts in the outermost bin; NaN counts in none.
     """
     values, half = eigenvalues.flatten().double(), BINS // 2
     values = values[~values.isnan()]

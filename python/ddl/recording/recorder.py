@@ -94,9 +94,10 @@ class Recording:
         return Statistics(rows("mean"), rows("std"), rows("min"), rows("max"))
 
     def eigenvalue_counts(self) -> Tensor:
-        """Histogram of λ = 1 − α|k̂|² in 40 equal bins over [−1, 1] → (L, 40) int64.
+        """Histogram of λ = 1 − sα|k̂|² in 40 equal bins over [−1, 1] → (L, 40) int64.
 
-        Eigenvalues that are NaN, as of a model whose training has diverged, are in none. Raises
+        Eigenvalues outside, which `branch_scale` s outside [0, 1] can give, are in the outermost
+        bins. Those that are NaN, as of a model whose training has diverged, are in none. Raises
         ValueError for a model without rewrites, as `regimes` does.
         """
         if "eigenvalue" not in self.quantities:
@@ -109,7 +110,8 @@ class Recording:
     def regimes(self) -> dict[str, Tensor]:
         """The share of tokens in each of `ddl.recording.REGIMES`, (L,) float64.
 
-        They sum to 1, less the share of tokens whose eigenvalue is NaN.
+        They sum to 1, less the share of tokens whose eigenvalue is NaN. An eigenvalue above 1
+        counts as near-identity, one below −1 as reflection.
         """
         counts = self.eigenvalue_counts()
         edge = {bound: round((bound + 1) * BINS / 2) for pair in REGIMES.values() for bound in pair}
@@ -238,13 +240,13 @@ def record(model: nn.Module, *, tokens: Sequence[str] = ()) -> Iterator[Recordin
         recording.statistics("beta").mean  # (L,), one per sublayer
 
     Works on every model with DeltaResiduals: DeltaStream, DeltaResidual by hand, a nanoGPT from
-    `ddl.nanogpt.convert`, ddl's GPT and Hugging Face's classes. Of the last two with the residual
-    additive or hc it records what each sublayer adds: the quantities of `ddl.recording.ADDED`.
-    Statistics are accumulated as the
-    tokens pass, on their device, and nothing else is kept. Gradients, random numbers and results
-    stay as they are. Outside the context the model runs as if this did not exist; inside,
-    compiled models run uncompiled, and each rewrite is done once more. With activation
-    checkpointing the backward runs each rewrite again, which counts its tokens twice.
+    `ddl.nanogpt.convert`, ddl's GPT and Hugging Face's classes. Of a baseline among the last two it
+    records what each sublayer adds: the quantities of `ddl.recording.ADDED`.
+    Statistics are accumulated as the tokens pass, on their device, and nothing else is kept.
+    Gradients, random numbers and results stay as they are. Outside the context the model runs as if
+    this did not exist; inside, compiled models run uncompiled, and each rewrite is done once more.
+    With activation checkpointing the backward runs each rewrite again, which counts its tokens
+    twice.
 
     Args:
         model: the model, also if torch.compile or DistributedDataParallel wraps it.

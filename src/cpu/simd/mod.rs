@@ -9,7 +9,7 @@ pub mod dispatch;
 pub mod features;
 pub mod halves;
 pub mod interleaved;
-mod lanes;
+pub mod lanes;
 pub mod row;
 #[cfg(test)]
 mod tests;

@@ -17,6 +17,7 @@ from tests.support.figures import saved_figure
 from tests.support.recording_cases import F64
 
 L = 4
+SINGLE = ("additive", "additive-conv")  # streams of additions, which keep all that is written
 
 
 @plain
@@ -46,7 +47,7 @@ def test_it_equals_the_sum_over_sources(residual: str) -> None:
     np.testing.assert_allclose(found.coherence, cosines, atol=1e-10)
     assert found.shares.sum() == pytest.approx(1)
     assert found.singular_values is None
-    if residual == "additive":
+    if residual in SINGLE:
         assert found.survival is found.effective_rank is None
     else:
         wanted = (norms / norms.diagonal()[:, None]).numpy()
@@ -65,18 +66,18 @@ def test_tables_and_pictures_have_no_empty_part(residual: str, tmp_path: Path) -
     summary = found.summary()
     table = depth_table(summary)
     headings = [column.header for column in table.columns]
-    several = ["rank", "left"] if residual == "hc" else []
+    several = ["rank", "left"] if residual not in SINGLE else []
     assert headings == ["sublayer", "write", "|X|", "cosine", *several, "share"]
     assert all("nan" not in str(cell) for column in table.columns for cell in column.cells)
     text = sentences(summary)
     assert "β" not in text
-    assert ("left: of the write" in text) == (residual == "hc")
+    assert ("left: of the write" in text) == (residual not in SINGLE)
     figure = saved_figure(lambda: draw_depth(found, tmp_path / "depth.png"))
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     streams = ["Write survival", "Coherence of what sublayers add", "Norm of the streams"]
     assert titles == [
         "Norm of the write (dark) and of the stream after it",
-        *(streams if residual == "hc" else streams[1:2]),
+        *(streams if residual not in SINGLE else streams[1:2]),
     ]
     bars = [patch.get_width() for patch in figure.axes[0].patches]
     np.testing.assert_allclose(bars[1 : L + 1], found.recording.statistics("state_norm_after").mean)

@@ -18,8 +18,9 @@ from ddl.lab.bench.clock import Clock
 from ddl.lab.bench.oracle import exact
 from ddl.lab.bench.run import MEASURES, Run, bench
 from ddl.lab.bench.setting import Setting, setting_of
-from ddl.lab.config import BenchConfig
+from ddl.lab.config import RESIDUALS, BenchConfig
 from ddl.nn import DeltaStream
+from ddl.options import quoted
 
 CPU = torch.device("cpu")
 TINY: dict[str, Any] = {
@@ -260,8 +261,7 @@ def test_a_boundary_is_checked_by_all_its_gradients(monkeypatch: pytest.MonkeyPa
         ("--max-p95 2", "`--max-p95` must be left at 1.2 without `--baseline`, got 2.0"),
         (
             "--residuals ddl additive",
-            '`--residuals` must be "ddl" or "ddl-cc" or "ddl-cc-noec" or "ddl-tc" or '
-            "\"ddl-tc-noec\", got 'additive'",
+            f"`--residuals` must be {quoted(RESIDUALS[1:])}, got 'additive'",
         ),
         ("--out /no/file", "`--out` must be a file that can be written to, got /no/file"),
         ("--out /", "`--out` must be a file that can be written to, got /"),

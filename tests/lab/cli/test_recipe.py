@@ -94,7 +94,7 @@ def test_without_a_recipe_nothing_changes(trained: list[TrainConfig]) -> None:
             "tiny --recipe paper-code --model.residual ddl --model.value-channels 2",
             "`--model.value-channels` must be left at 4 unless "
             '--model.residual="ddl-cc" or "ddl-cc-noec" or "ddl-tc" or "ddl-tc-noec" or '
-            '--model.residual="hc", got 2',
+            '"expanded" or "hc" or "mhc" or "independent-hc" or "gated", got 2',
         ),
     ],
 )

@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 
 from ddl.errors import InputError
-from ddl.lab.config import PRESETS, GPTConfig, OptimConfig, TrainConfig
+from ddl.lab.config import PRESETS, RESIDUALS, GPTConfig, OptimConfig, TrainConfig
+from ddl.options import quoted
 
 TINY = PRESETS["tiny"].model
-COMPRESSED = 'residual="ddl-cc" or "ddl-cc-noec" or "ddl-tc" or "ddl-tc-noec"'
+EXPANDED = 'residual="ddl-cc" or "ddl-cc-noec" or "ddl-tc" or "ddl-tc-noec" or "expanded"'
+COMPRESSED = EXPANDED + ' or "additive-conv"'
 FACTORED = 'compress_parameterization="factored"'
 MOST = 2**63 - 1
 
 VALUES: list[tuple[dict[str, object], str]] = [
     (
         {"residual": "dll"},
-        '`residual` must be "additive" or "hc" or "ddl" or "ddl-cc" or "ddl-cc-noec" or '
-        '"ddl-tc" or "ddl-tc-noec", got \'dll\'',
+        f"`residual` must be {quoted(RESIDUALS)}, got 'dll'",
     ),
     (
         {"residual": ["ddl"]},
-        '`residual` must be "additive" or "hc" or "ddl" or "ddl-cc" or "ddl-cc-noec" or '
-        '"ddl-tc" or "ddl-tc-noec", got [\'ddl\']',
+        f"`residual` must be {quoted(RESIDUALS)}, got ['ddl']",
     ),
     ({"num_layers": 0}, "`num_layers` must be an integer of at least 1, got 0"),
     ({"num_layers": 2**63}, f"`num_layers` must be at most {2**14}, got {2**63}"),
@@ -49,6 +49,16 @@ VALUES: list[tuple[dict[str, object], str]] = [
     ({"eps_k": 1e-19}, "`eps_k` must be at least 1e-18, got 1e-19"),
     ({"gate": "tanh"}, '`gate` must be "linear" or "mlp", got \'tanh\''),
     ({"compress_causal": "no"}, "`compress_causal` must be True or False, got 'no'"),
+    *(
+        (
+            {name: got, "residual": "expanded"},
+            f'`{name}` must be {value!r}, which residual="expanded" sets, got {got!r}',
+        )
+        for name, value, got in (
+            ("erase", "none", "separate"),
+            ("eps_k", None, 0.1),
+        )
+    ),
     (
         {"value": "constant", "mapping": "v"},
         '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"',
@@ -85,7 +95,15 @@ UNUSED: list[tuple[dict[str, object], str]] = [
         {"direction_hidden": 64, "mapping": "v"},
         '128 unless direction="mean" or "flatten" or "attention", got 64',
     ),
-    ({"value_channels": 8, "residual": "ddl"}, f'4 unless {COMPRESSED} or residual="hc", got 8'),
+    (
+        {"value_channels": 8, "residual": "ddl"},
+        f'4 unless {EXPANDED} or "hc" or "mhc" or "independent-hc" or "gated", got 8',
+    ),
+    ({"gated_rank": 8, "residual": "hc"}, 'None unless residual="gated", got 8'),
+    (
+        {"sublayers_per_block": 1, "residual": "hc"},
+        'None unless residual="attention-residual", got 1',
+    ),
     ({"read_init": 0.5, "residual": "ddl"}, f"None unless {COMPRESSED}, got 0.5"),
     ({"read_init": 0.5, "residual": "additive"}, f"None unless {COMPRESSED}, got 0.5"),
     ({"sublayers_per_compressor": 1, "residual": "ddl"}, f"2 unless {COMPRESSED}, got 1"),
@@ -95,12 +113,13 @@ UNUSED: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"compress_kernel_size": 3, "residual": "ddl-cc"},
-        f'4 unless residual="ddl-tc" or "ddl-tc-noec" or {FACTORED}, got 3',
+        f'4 unless residual="ddl-tc" or "ddl-tc-noec" or "additive-conv" or {FACTORED}, got 3',
     ),
     *(
         (
             {"compress_causal": True, **other},
-            f'False unless residual="ddl-cc" or "ddl-cc-noec" and {FACTORED}, got True',
+            f'False unless residual="ddl-cc" or "ddl-cc-noec" or "expanded" and {FACTORED}, '
+            "got True",
         )
         for other in (
             {"residual": "ddl-cc"},

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.tensor import DTensor
 
 from ddl.lab import data
-from ddl.lab.config import PrepareConfig, TrainConfig
+from ddl.lab.config import RESIDUALS, PrepareConfig, TrainConfig
 from ddl.lab.data.prepare import prepare
 from ddl.lab.load import load
 from ddl.lab.train import Trainer, train
@@ -88,7 +88,7 @@ def check_gradients(config: TrainConfig, count: int, folder: Path) -> None:
 @pytest.mark.table(1)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("residual", ["additive", "hc", "ddl", "ddl-cc", "ddl-tc"])
+@pytest.mark.parametrize("residual", RESIDUALS)
 def test_gradients_of_the_first_step(tmp_path: Path, how: str, count: int, residual: str) -> None:
     check_gradients(config(tmp_path, residual, parallel=how), count, tmp_path / "out")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from ddl.errors import InputError
@@ -271,6 +272,37 @@ def test_a_run_that_another_process_has_is_left_to_it(
     assert steps == ["ddl-s1"] * 4
     assert len(built) == 1
     assert train_sweep(sweep, quiet()) == (0, {})
+
+
+def test_one_process_measures_seconds_and_the_other_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks of an array that begin at once: both train with the steps that one has measured."""
+    sweep, here = make_equal(tmp_path / "sweep", "additive", "ddl"), tmp_path / "here"
+    here.mkdir()
+
+    def time_steps(config: TrainConfig, baseline: TrainConfig) -> tuple[float, float]:
+        (here / f"measured by {os.getpid()}").touch()
+        while len(list(here.glob("begun *"))) < 2:
+            time.sleep(0.01)
+        time.sleep(0.3)  # in which the other process comes to the lock
+        return 0.2, 0.1
+
+    def task(index: int) -> Callable[[int], int]:
+        def act(rank: int) -> int:
+            (here / f"begun {index}").touch()
+            return train_sweep(sweep, Console(file=sys.stdout, width=200), index=index).status
+
+        return act
+
+    monkeypatch.setattr(equal, "time_steps", time_steps)
+    tasks = [Forked(1, tmp_path / f"said-{index}", task(index)) for index in (0, 1)]
+    statuses = [process.wait()[0] for process in tasks]
+    assert statuses == [0, 0], [process.said() for process in tasks]
+    assert len(list(here.glob("measured *"))) == 1
+    settled = stored(sweep)
+    assert settled is not None
+    assert [state_of(run) for run in settled.runs] == [(4, True), (2, True)]
 
 
 @pytest.mark.exhaustive

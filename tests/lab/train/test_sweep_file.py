@@ -196,6 +196,14 @@ def test_equal_seconds_wait_for_their_measurement(tmp_path: Path) -> None:
         ("equal = 'tokens'", "`equal` must be 'flops' or 'seconds', got 'tokens'"),
         ("equal = []", "`equal` must be 'flops' or 'seconds', got []"),
         (
+            "equal = 'flops'",
+            "`equal` must be left out with one variant, whose steps it does not change, got 'flops",
+        ),
+        (
+            "equal = 'seconds'\nvariants.a = {}\noptions.batch_size = [1, 2]",
+            "`equal` must be left out with one variant, whose steps it does not change, got 'secon",
+        ),
+        (
             "equal = 'flops'\nvariants.a.steps = 5",
             "`variants.a.steps` must be left out with `equal`, which sets the steps of all "
             "variants but the first, got 5",
@@ -234,7 +242,7 @@ def test_equal_seconds_wait_for_their_measurement(tmp_path: Path) -> None:
         ),
         (
             "variants.cc.model.residual = 'ddl-x'",
-            '`variants.cc.model.residual` must be "additive" or "hc" or "ddl" or "ddl-cc"',
+            '`variants.cc.model.residual` must be "additive" or "additive-conv" or "hc"',
         ),
         (
             "options.optim.lr = [0.1, 0]",

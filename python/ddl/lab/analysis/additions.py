@@ -2,7 +2,8 @@
 
 A sublayer adds F bᵀ to n streams, X' = X M + F bᵀ (`ddl.nn.additions.Addition`). So what is left of
 source s after more sublayers is F_s cᵀ, where c starts as b and each sublayer makes it c M. The
-embedding is in every stream at first: its c starts as ones. In an additive stream n and c are 1.
+embedding's c starts as its weight in each stream: ones in all of them, or, among the sums of
+attention residuals, one in the first alone. In an additive stream n and c are 1.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class AddedPass:
 
     def __init__(self) -> None:
         self.embedding: Array | None = None
+        self.first: Array = np.empty(0)  # c of the embedding
         self.last: Array = np.empty(0)
         self.written: list[Array] = []
         self.mixes: list[Array | None] = []
@@ -55,6 +57,7 @@ class AddedPass:
         if self.embedding is None:
             state = finite(rows(seen.state, 2), 0)
             self.embedding, self.ranks = state[..., 0], [spectra.effective_rank(state)]
+            self.first = (np.abs(state).sum(1) > 0).astype(np.float64)
         self.written.append(rows(seen.written, 1))
         self.mixes.append(None if seen.mix is None else rows(seen.mix, 2))
         self.joins.append(rows(seen.weights(), 1))
@@ -67,7 +70,7 @@ class AddedPass:
         assert self.embedding is not None
         sources = [self.embedding, *self.written]
         lengths = [np.linalg.norm(source, axis=1) for source in sources]
-        weights = [np.ones((len(self.embedding), self.last.shape[-1]))]
+        weights = [self.first]
         norms = np.zeros((len(sources), len(sources)))
         norms[0, 0] = (lengths[0] * np.linalg.norm(weights[0], axis=1)).mean()
         for after, (mix, join) in enumerate(zip(self.mixes, self.joins, strict=True), start=1):

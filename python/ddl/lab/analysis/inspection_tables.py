@@ -17,8 +17,15 @@ from ddl.recording import Lens
 
 from .labels import labels
 
-__all__ = ["audit_table", "depth_table", "has_rewrites", "lens_table", "sentences", "three_digits"]
-
+__all__ = [
+    "AUDIT",
+    "audit_table",
+    "depth_table",
+    "has_rewrites",
+    "lens_table",
+    "sentences",
+    "three_digits",
+]
 
 Summary = Mapping[str, Any]  # of `Inspection.summary`, also as inspection.json has it
 
@@ -38,7 +45,7 @@ def depth_table(summary: Summary) -> Table:
 
 def audit_table(summary: Summary) -> Table:
     """One row per sublayer: its discrepancy before and after, and who erases its write."""
-    table = _table("Do rewrites correct? Discrepancy v − k̂ᵀX, and what is left of the writes")
+    table = _table("Do rewrites correct, and are writes erased?")
     names = _names(summary)
     columns = {
         "α": _spreads(summary, "alpha"),
@@ -49,6 +56,15 @@ def audit_table(summary: Summary) -> Table:
         "most by": [_eraser(row, at, names) for at, row in enumerate(summary["survival"][1:], 1)],
     }
     return _filled(table, names, columns)
+
+
+AUDIT = """\
+α: the gate that erases, and its spread.
+before, after: the mean discrepancy |v − k̂ᵀX| before the rewrite and after it.
+shrinks: the share of the tokens whose discrepancy becomes smaller.
+erased: how much of the write, by norm, later sublayers erase; left is the rest.
+most by: the sublayer that erases most of it, and how much.
+"""
 
 
 def _names(summary: Summary) -> list[str]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ddl import reference
 from ddl.models import GPT
+from ddl.models.streams.convolved import ConvolvedStream
 from ddl.nn import DeltaResidual, DeltaStream, Expand, Read
 
 
@@ -35,20 +36,43 @@ class ReferenceStream(nn.Module):
             assert isinstance(read, Read)
             assert isinstance(residual, DeltaResidual)
             own = read.parameters_of(read.effective_weight())
-            h, value, gate, erase = reference.read(X, **residual.added_to(own).keywords())
+            h, value, beta, alpha = reference.read(X, **residual.added_to(own).keywords())
             assert value is not None
-            assert gate is not None
+            assert beta is not None
             k, value = residual.rewrite_inputs(X, sublayer(h, *args), h, value)
             scale = residual.branch_scale
-            alpha = residual.erase if erase is None else scale * erase
-            X = reference.rewrite(X, k, value, scale * gate, eps_k=residual.eps_k, erase=alpha)
+            erase = residual.erase if alpha is None else scale * alpha
+            X = reference.rewrite(X, k, value, scale * beta, eps_k=residual.eps_k, erase=erase)
         readout = self.readout.parameters_of(self.readout.effective_weight())
         return reference.read(X, **readout.keywords()).context
 
 
+class ReferenceConvolved(nn.Module):
+    """A `ConvolvedStream` on `ddl.reference`, with the modules and parameters of `stream`."""
+
+    def __init__(self, stream: ConvolvedStream) -> None:
+        super().__init__()
+        self.sublayers, self.reads, self.readout = stream.sublayers, stream.reads, stream.readout
+
+    def forward(self, x: Tensor, *args: Any, **nothing: Any) -> Tensor:
+        """x (B, T, d) → the normalised final read (B, T, d); one document per sequence."""
+        for read, sublayer in zip(self.reads, self.sublayers, strict=True):
+            x = x + sublayer(_read(read, x), *args)
+        return _read(self.readout, x)
+
+
+def _read(read: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(read, Read)
+    parameters = read.parameters_of(read.effective_weight())
+    return reference.read(x.unsqueeze(-1), **parameters.keywords()).context
+
+
 def exact(model: GPT) -> GPT:
-    """A copy of the model in float64, its stream on the reference; on a GPU if the model is."""
+    """A copy of the model in float64, on a GPU if the model is. Delta streams and token reads run
+    on the reference, the other baselines on their own code."""
     made: Any = copy.deepcopy(model).to(torch.float64)
     if isinstance(made.trunk, DeltaStream):
         made.trunk = ReferenceStream(made.trunk)
+    elif isinstance(made.trunk, ConvolvedStream):
+        made.trunk = ReferenceConvolved(made.trunk)
     return made

@@ -46,6 +46,21 @@ def rewrite(
     return state + k[..., None] @ (gate * (value - p)).to(state.dtype)[..., None, :]
 
 
+def rewrite_heads(
+    state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k: float, heads: int
+) -> Tensor:
+    """`rewrite` of each of H blocks of features. v (…, H·m); β (…, H)."""
+    axis = direction.ndim - 1
+    blocks = rewrite(
+        state.unflatten(axis, (heads, -1)),
+        direction.unflatten(-1, (heads, -1)),
+        value.unflatten(-1, (heads, -1)),
+        gate.unsqueeze(-1),
+        eps_k,
+    )
+    return blocks.flatten(axis, axis + 1)
+
+
 def compress(state: Tensor, weight: Tensor | None, style: Style = "products") -> Tensor:
     """x (B, T, d) of a state (B, T, d, m). Weights as in `ddl.Read`; None returns the state."""
     if weight is None:
@@ -93,8 +108,8 @@ def _causal_conv(x: Tensor, weight: Tensor, groups: int) -> Tensor:
 class PlainStream(nn.Module):
     """A `DeltaStream` without the fused operators, on the very modules and parameters of `stream`.
 
-    It covers the model variants: k-Map with value and gate read from the context. Any other stream
-    is a ValueError.
+    It covers the model variants: k-Map with value and gate read from the context, with any number
+    of heads. Any other stream is a ValueError.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -104,7 +119,7 @@ class PlainStream(nn.Module):
             sources = {residual.value_from, residual.gate_from}
             linear = residual.mapping == "k" and residual.value is not None
             tied = residual.erase == "tied" and residual.branch_scale == 1
-            if not (linear and tied and residual.writes == 1) or sources != {"context"}:
+            if not (linear and tied and residual.rewrites == 1) or sources != {"context"}:
                 expected = "map k, write once, read value and gate from h and erase what it writes"
                 raise ValueError(f"`stream` must {expected}, got {residual}")
         self.sublayers, self.expand, self.reads = stream.sublayers, stream.expand, stream.reads
@@ -130,7 +145,11 @@ class PlainStream(nn.Module):
             if residual.value_kind == "sigmoid":
                 value = residual.value_scale * torch.sigmoid(value)
             gate = 2 * torch.sigmoid(residual.gate(h))
-            state = rewrite(state, sublayer(h, *args), value, gate, residual.eps_k)
+            write = (sublayer(h, *args), value, gate, residual.eps_k)
+            if residual.heads == 1:
+                state = rewrite(state, *write)
+            else:
+                state = rewrite_heads(state, *write, residual.heads)
         return _read(self.readout, state)
 
 

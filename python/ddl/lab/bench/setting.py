@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ddl.lab.config import BenchConfig, GPTConfig
+from ddl.models.config import idle_options
 
 # Sizes that the user may leave open. A GPU needs more work than a CPU before its speed shows.
 CPU = {"hidden_size": 384, "time": 256, "batch": 4}
@@ -42,22 +43,18 @@ class Setting:
 
     def model(self, residual: str, layers: int) -> GPTConfig:
         """The configuration of a model with this residual."""
-        options: dict[str, Any] = {}
-        if residual != "additive":
-            half = self.dtype == "bfloat16"
-            options = {"value_channels": self.value_channels}
-            options["stream_dtype"] = "bfloat16" if half else None
-        if residual == "ddl":  # its streams have one value channel
-            del options["value_channels"]
-        return GPTConfig(
+        config = GPTConfig(
             residual=residual,  # type: ignore[arg-type]
             vocab_size=VOCABULARY,
             block_size=self.time + self.tokens,
             num_layers=layers,
             num_heads=max(1, self.hidden_size // 64),
             hidden_size=self.hidden_size,
-            **options,
         )
+        options: dict[str, Any] = {"value_channels": self.value_channels}
+        options["stream_dtype"] = "bfloat16" if self.dtype == "bfloat16" else None
+        idle = idle_options(vars(config))
+        return replace(config, **{name: options[name] for name in options.keys() - idle})
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         """Autocast to bfloat16 if that is the dtype; nothing for float32."""

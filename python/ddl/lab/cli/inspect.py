@@ -18,6 +18,7 @@ def run(args: list[str]) -> None:
     config = parse(InspectConfig, args, prog="ddl inspect", description=HELP, positional=True)
     from ddl.lab.analysis.inspect_path import inspect_path
     from ddl.lab.analysis.inspection_tables import (
+        AUDIT,
         audit_table,
         depth_table,
         has_rewrites,
@@ -35,6 +36,7 @@ def run(args: list[str]) -> None:
     console.print(depth_table(found.summary))
     if has_rewrites(found.summary):
         console.print(audit_table(found.summary))
+        console.print(AUDIT, markup=False, highlight=False)
     console.print(sentences(found.summary), markup=False, highlight=False)
     if found.lens is not None and found.tokenizer is not None:
         console.print(lens_table(found.lens, found.tokenizer))

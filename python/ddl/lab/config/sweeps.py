@@ -106,7 +106,7 @@ def parse_sweep(values: Mapping[str, Any], model_at: ModelAt | None = None) -> S
         if both is not None:
             key, other = grid[both].key, variants[name][both].key
             raise InputError(key, f"be one value where `{other}` replaces it", "a list")
-    equal = _equal(values.get("equal"), [grid, *variants.values()])
+    equal = _equal(values.get("equal"), grid, list(variants.values()))
     combinations = [dict(given) for given in _combinations(grid)]
     runs = []
     for seed in seeds:
@@ -161,16 +161,21 @@ def _seeds(value: Any) -> list[int]:
     return value
 
 
-def _equal(value: Any, tables: Sequence[Mapping[str, _Given]]) -> Equal | None:
-    """The cost that is to be equal. tables: options in which `steps` then has no place."""
+def _equal(
+    value: Any, grid: Mapping[str, _Given], variants: Sequence[Mapping[str, _Given]]
+) -> Equal | None:
+    """The cost that is to be equal. Then `steps` has no place in the grid or in a variant."""
     if value not in (None, *get_args(Equal)):
         raise InputError("equal", "be 'flops' or 'seconds'", repr(value))
-    given = next((table["steps"] for table in tables if "steps" in table), None)
+    given = next((table["steps"] for table in (grid, *variants) if "steps" in table), None)
     if value is not None and given is not None:
         expected = "be left out with `equal`, which sets the steps of all variants but the first"
         if isinstance(given.value, list):
             expected = "be one value with `equal`, the steps of the first variant"
         raise InputError(given.key, expected, given.value, ("equal",))
+    if value is not None and len(variants) == 1:
+        expected = "be left out with one variant, whose steps it does not change"
+        raise InputError("equal", expected, repr(value), ("variants",))
     return value
 
 

@@ -65,7 +65,7 @@ class TrainConfig:
     record_every: int | None = None
     """Steps between recordings of what the rewrites do (β, |k|, errors, writes and norms, on the
     first evaluation windows) in recordings.jsonl, which `ddl inspect` draws over training. The
-    residuals additive and hc have no rewrites: what their sublayers add is recorded."""
+    baselines have no rewrites: what their sublayers add is recorded."""
     track: tuple[Tracker, ...] = ()
     """Where else the records go: tensorboard (event files in the run directory), wandb (Weights &
     Biases), trackio. Each is an extra, as in pip install 'ddl-rs[wandb]'."""

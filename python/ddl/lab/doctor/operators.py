@@ -16,10 +16,10 @@ def operators(report: Report) -> Facts:
     import torch
 
     import ddl.ops  # noqa: F401  (registers them)
-    from ddl.ops.declarations import OPERATORS
+    from ddl.ops.declarations import ON_CPUS_ALONE, OPERATORS
 
     names = [operator.name for operator in OPERATORS]
-    on_gpus = [name for name in names if not name.endswith("_")]  # those in place are for the CPU
+    on_gpus = [operator.name for operator in OPERATORS if operator not in ON_CPUS_ALONE]
     missing = {
         "CPU": absent(names, "CPU"),
         "CUDA": absent(on_gpus, "CUDA"),

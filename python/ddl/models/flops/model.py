@@ -8,8 +8,8 @@ from operator import add
 from ddl.options import check_count, check_positive, spread_anchors
 
 from ..config import STREAMS, GPTConfig
-from . import residuals
-from .count import NOTHING, Flops
+from . import baselines, residuals
+from .count import NOTHING, Flops, elementwise
 from .sublayers import attention, embedding, head, rms_norm, swiglu
 
 __all__ = ["flops_by_part", "flops_per_token"]
@@ -32,8 +32,9 @@ def flops_by_part(
 ) -> dict[str, Flops]:
     """The same by part, summed over the layers; parts that the model lacks are left out.
 
-    The parts: embedding, attention, mlp, head; and of the residual `norms and additions`,
-    `hyper-connections`, or expand, reads, values, gates, directions and rewrites.
+    The parts: embedding, attention, mlp, head; and of the residual `norms and additions`, `reads
+    and additions`, `hyper-connections` (of every kind, gated residuals as well), `attention
+    residuals`, or expand, reads, values, gates, directions and rewrites.
     """
     check_count("length", length, optional=True)
     check_positive("keys", 1.0 if keys is None else keys)
@@ -56,21 +57,39 @@ def _parts(config: GPTConfig, length: int | None, keys: float | None) -> dict[st
 
 
 def _residual(config: GPTConfig) -> dict[str, Flops]:
-    d, sublayers = config.hidden_size, 2 * config.num_layers
-    if config.residual == "additive":
-        return {"norms and additions": sublayers * residuals.addition(d) + rms_norm(d)}
-    if config.residual == "hc":
-        n = config.value_channels
-        connections = sublayers * residuals.hyper_connection(d, n)
-        # Expanded by repetition, and summed before the last norm.
-        ends = Flops(n * d, n * d) + rms_norm(d)
-        return {"hyper-connections": connections + ends}
-    return _stream(config)
+    d, sublayers, n = config.hidden_size, 2 * config.num_layers, config.value_channels
+    repeated = residuals.expand(d, n, "repeat", 1)
+    match config.residual:
+        case "additive":
+            return {"norms and additions": sublayers * baselines.addition(d) + rms_norm(d)}
+        case "additive-conv":
+            read = residuals.read(d, 1, "token", config.compress_kernel_size)
+            added = sublayers * (elementwise(d, 0) + residuals.shared(d))
+            return {"reads and additions": (sublayers + 1) * read + added}
+        case "attention-residual":
+            of_all = baselines.attention_residual(d, sublayers, config.summed_sublayers)
+            return {"attention residuals": of_all + rms_norm(d)}
+        case "hc":
+            connection = baselines.hyper_connection(d, n)
+            end = elementwise(n * d, 0) + rms_norm(d)
+        case "mhc":
+            connection = baselines.manifold_connection(d, n)
+            end = baselines.weighted_read(d, n) + rms_norm(d)
+        case "independent-hc":
+            connection = baselines.independent_connection(d, n)
+            end = baselines.weighted_read(d, n) + rms_norm(d)
+        case "gated":
+            connection = baselines.gated_connection(d, n, config.gated_size)
+            end = baselines.gated_read(d, n, config.gated_size)
+        case _:
+            return _stream(config)
+    return {"hyper-connections": sublayers * connection + end + repeated}
 
 
 def _stream(config: GPTConfig) -> dict[str, Flops]:
     """The parts of a delta stream: L sublayers have L + 1 reads, the last of them the readout."""
     d, sublayers, n = config.hidden_size, 2 * config.num_layers, config.rewrites
+    options = config.rewrite_options
     m = 1 if config.residual == "ddl" else config.value_channels
     compress, expand = STREAMS[config.residual]
     one_read = residuals.read(d, m, compress, config.compress_kernel_size)
@@ -78,7 +97,7 @@ def _stream(config: GPTConfig) -> dict[str, Flops]:
     links = [index % anchors if config.heads == 1 else None for index in range(sublayers)]
     again = (residuals.recomputed(d, m, n, compress, of_one) for of_one in links)
     of_block = residuals.rewrite(
-        d // config.heads, m, n, erase=config.erase, normalizes=config.normalize
+        d // config.heads, m, n, erase=options["erase"], normalizes=options["normalize"]
     )
     # A state is read and rewritten: two gradients.
     reads = (sublayers + 1) * one_read + sublayers * residuals.shared(d * m)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ddl.options import Compress, Direction, Erase, ExpandKind, GateFrom
 
 from .count import NOTHING, Flops, elementwise, product
-from .sublayers import layer_norm, linear, rms_norm, softmax
+from .sublayers import linear, rms_norm, softmax
 
 
 def shared(size: float) -> Flops:
@@ -138,22 +138,3 @@ def recomputed(d: int, m: int, n: int, kind: Compress, links: int | None) -> Flo
     """
     states = 0 if links is None else (links + 1) * n * (2 * d * m + d)
     return Flops(recomputed=states + (2 * d * m if kind == "channel" else 0))
-
-
-def addition(d: int) -> Flops:
-    """x + F(norm(x)): the norm, the addition, and the sum of two gradients of x."""
-    return rms_norm(d) + elementwise(d, d)
-
-
-def hyper_connection(d: int, streams: int) -> Flops:
-    """The mixing of hyper-connections around one sublayer, with the norm before it.
-
-    n streams: layer norms of n·d; maps to n·(n + 2) weights; a product with Aᵀ, n·(n + 1)·d
-    multiply–adds; the sublayer's output joined to n streams, 2·n·d forward, 4·n·d backward.
-    """
-    n = streams
-    weights = n * linear(d, n + 1) + n * linear(d, 1) + elementwise(3, 6) * (n * (n + 2))
-    mixing = product(n * (n + 1) * d) + shared((n + 1) * d)
-    joining = elementwise(2 * n * d, 4 * n * d)
-    # The normalised state has two maps, the state itself two users.
-    return n * layer_norm(d) + weights + mixing + joining + rms_norm(d) + 2 * shared(n * d)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 
 from ddl.lab.config import GPTConfig
 from ddl.models import GPT
-from ddl.nn.hyper import HyperConnection, HyperStream
+from ddl.models.streams.connected import ConnectedStream, SumOfStreams
+from ddl.models.streams.hyper import HyperConnection
 from ddl.optim import parameter_groups
 from tests.support.helpers import normal, randomise_
 
@@ -20,9 +20,15 @@ B, T, N, D, L = 2, 3, 4, 10, 5
 F64 = torch.float64
 
 
-def make(**changes: Any) -> HyperStream:
+def make() -> ConnectedStream:
     sublayers = [nn.Linear(D, D, bias=False) for _ in range(L)]
-    stream = HyperStream(D, sublayers, streams=N, norm_eps=1e-5, **changes).to(F64)
+    connections = [HyperConnection(D, N, index) for index in range(L)]
+    stream = ConnectedStream(
+        *(sublayers, N),
+        connections=connections,
+        head=SumOfStreams(),
+        norm=lambda: nn.RMSNorm(D, 1e-5),
+    ).to(F64)
     randomise_(stream, std=0.7)
     return stream
 
@@ -31,7 +37,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return weight * x / (x.square().mean() + 1e-5).sqrt()
 
 
-def by_the_paper(stream: HyperStream, x: Tensor) -> Tensor:
+def by_the_paper(stream: ConnectedStream, x: Tensor) -> Tensor:
     """One token x (d,): eq. 10 to 13 for the connections, eq. 1 to 5 for what they do."""
     H = torch.stack([x] * N)  # (n, d)
     for F, norm, c in zip(stream.sublayers, stream.norms, stream.connections, strict=True):

@@ -1,0 +1,53 @@
+"""Additions: x ← x + F(norm(x)), and a norm at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from ddl.nn.additions import AddingStream, Addition
+from ddl.nn.history import History
+
+__all__ = ["AdditiveStream"]
+
+
+class AdditiveStream(AddingStream):
+    """The plain residual stream, x = x + F(norm(x)), with a final norm: the baseline trunk."""
+
+    def __init__(
+        self, hidden_size: int, sublayers: Iterable[nn.Module], *, norm_eps: float
+    ) -> None:
+        super().__init__()
+        self.sublayers = nn.ModuleList(sublayers)
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden_size, norm_eps) for _ in self.sublayers)
+        self.readout = nn.RMSNorm(hidden_size, norm_eps)
+
+    def reset_parameters(self) -> None:
+        for norm in (*self.norms, self.readout):
+            norm.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        *args: Any,
+        history: History | None = None,
+        keep: Tensor | None = None,
+        document_starts: Tensor | None = None,
+    ) -> Tensor:
+        """Map embeddings x (B, T, d) to the final read (B, T, d); `args` go to every sublayer.
+
+        `history`, `keep` and `document_starts` are arguments of DeltaStream; here nothing is
+        convolved over time, and only hooks look at `keep`.
+        """
+        for i, (norm, sublayer) in enumerate(zip(self.norms, self.sublayers, strict=True)):
+            written = sublayer(norm(x), *args)
+            if self.hooks:
+                self.show(Addition(i, x.unsqueeze(-1), written, None, None, keep))
+            x = x + written
+        return self.readout(x)
+
+    def read_out(self, state: Tensor) -> Tensor:
+        """Map a state (B, T, d, 1) to the final read (B, T, d)."""
+        return self.readout(state.squeeze(-1))

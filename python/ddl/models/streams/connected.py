@@ -1,0 +1,107 @@
+"""n streams that every sublayer reads and writes through a connection of its own.
+
+    X (n, d)      x = connection(X)      X ← Mᵀ X + b F(norm(x))ᵀ
+
+The connections differ: `hyper`, `mhc`, `independent_hc` and `gated` each have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ddl.nn.additions import AddingStream, Addition, without_autocast
+from ddl.nn.history import History
+
+from ..sublayers import wide
+
+__all__ = ["Connected", "ConnectedStream", "SumOfStreams", "map_of_streams"]
+
+
+class Connected(NamedTuple):
+    """The read and the mixing of X (B, T, n, d) by a connection.
+
+    read: x (B, T, d). mixed: Mᵀ X (B, T, n, d). join: b (B, T, n), the weight of the sublayer's
+    output in each stream. mix: M (B, T, n, n); None for the identity.
+    """
+
+    read: Tensor
+    mixed: Tensor
+    join: Tensor
+    mix: Tensor | None
+
+
+class ConnectedStream(AddingStream):
+    """n streams, equal at first, with a connection around each sublayer.
+
+    streams: n. connections: one for each sublayer, maps X to Connected. head: maps X (B, T, n, d)
+    to the final read. norm: makes the norm before each sublayer, and the one after the head; the
+    identity if the reads are normalised already.
+    """
+
+    def __init__(
+        self,
+        sublayers: Iterable[nn.Module],
+        streams: int,
+        *,
+        connections: Iterable[nn.Module],
+        norm: Callable[[], nn.Module] = nn.Identity,
+        head: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.streams = streams
+        self.sublayers = nn.ModuleList(sublayers)
+        self.norms = nn.ModuleList(norm() for _ in self.sublayers)
+        self.connections = nn.ModuleList(connections)
+        self.head = head
+        self.readout = norm()
+
+    def reset_parameters(self) -> None:
+        for module in (*self.norms, *self.connections, self.head, self.readout):
+            if not isinstance(module, nn.Identity):
+                module.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        *args: Any,
+        history: History | None = None,
+        keep: Tensor | None = None,
+        document_starts: Tensor | None = None,
+    ) -> Tensor:
+        """Map embeddings x (B, T, d) to the final read (B, T, d); arguments as in DeltaStream."""
+        state = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
+        parts = zip(self.norms, self.sublayers, self.connections, strict=True)
+        for i, (norm, sublayer, connection) in enumerate(parts):
+            read, mixed, join, mix = connection(state)
+            written = sublayer(norm(read), *args)
+            if self.hooks:
+                self.show(Addition(i, state.transpose(-1, -2), written, mix, join, keep))
+            state = (mixed + join.unsqueeze(-1) * written.unsqueeze(-2)).to(mixed.dtype)
+        return self.readout(self.head(state))
+
+    def read_out(self, state: Tensor) -> Tensor:
+        """Map a state (B, T, d, n) to the final read (B, T, d)."""
+        h: Tensor = self.readout(self.head(state.transpose(-1, -2)))
+        return h
+
+
+class SumOfStreams(nn.Module):
+    """The sum of n streams (…, n, d)."""
+
+    def reset_parameters(self) -> None:
+        """It has no parameters."""
+
+    def forward(self, state: Tensor) -> Tensor:
+        return state.sum(-2)
+
+
+def map_of_streams(state: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """W · rms(vec X) for X (…, n, d), W (k, n·d) → (…, k), float32 (float64 for float64)."""
+    flat = wide(state.flatten(-2))
+    normalised = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
+    with without_autocast(state):
+        return nn.functional.linear(normalised, wide(weight))

@@ -1,0 +1,122 @@
+"""Additions whose reads are convolved over time: the control of token compression.
+
+    x ← x + F(norm(c ∗ x)),    (c ∗ x)_t = Σ_{s<K} c_s ∘ x_{t−s},    c (d, K)
+
+The causal depthwise convolutions c are shared as DDL-TC shares its own: by several consecutive
+sublayers; the last read has one for itself. They start as the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddl import functional
+from ddl.nn.additions import AddingStream, Addition
+from ddl.nn.checks import require_exact_type
+from ddl.nn.history import History
+from ddl.nn.linear import form_pruned
+from ddl.nn.read import Read
+from ddl.ops.checks import autocast_dtype
+
+__all__ = ["ConvolvedStream"]
+
+# Of a read: (state, pending, document_starts) → (context, value, gate, pending).
+CachedRead = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, ...]]
+
+
+class ConvolvedStream(AddingStream):
+    """Additions to a stream whose reads are token reads of one value channel.
+
+    sublayers_per_compressor: consecutive sublayers that share a convolution. options: of Read.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        sublayers: Iterable[nn.Module],
+        *,
+        sublayers_per_compressor: int,
+        norm_eps: float,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.sublayers = nn.ModuleList(sublayers)
+        common: dict[str, Any] = {"compress": "token", "norm_eps": norm_eps}
+        reads: list[Read] = []
+        for index in range(len(self.sublayers)):
+            first = index - index % sublayers_per_compressor
+            own = options if first == index else {"shared": reads[first]}
+            reads.append(Read(hidden_size, 1, **own, **common))
+        self.reads = nn.ModuleList(reads)
+        self.readout = Read(hidden_size, 1, **options, **common)
+
+    def reset_parameters(self) -> None:
+        for read in (*self.reads, self.readout):
+            read.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        *args: Any,
+        history: History | None = None,
+        keep: Tensor | None = None,
+        document_starts: Tensor | None = None,
+    ) -> Tensor:
+        """Map embeddings x (B, T, d) to the final read (B, T, d); arguments as in DeltaStream."""
+        if keep is not None:
+            x = x * keep.unsqueeze(-1)
+        read = self._reads(x, history, document_starts)
+        for i, sublayer in enumerate(self.sublayers):
+            written = sublayer(read(i, x), *args)
+            if keep is not None:  # else a convolution would carry padding into a token
+                written = written * keep.unsqueeze(-1)
+            if self.hooks:
+                self.show(Addition(i, x.unsqueeze(-1), written, None, None, keep))
+            x = x + written
+        h = read(len(self.sublayers), x)
+        if history is not None:
+            history.commit()
+        return h
+
+    def read_out(self, state: Tensor) -> Tensor:
+        """Map a state (B, T, d, 1) to the final read (B, T, d)."""
+        h: Tensor = self.readout(state.squeeze(-1))
+        return h
+
+    def _reads(
+        self, like: Tensor, history: History | None, document_starts: Tensor | None
+    ) -> Callable[[int, Tensor], Tensor]:
+        """The read before each sublayer, by its number, and the last one; after `history`."""
+        every = (*self.reads, self.readout)
+        if history is None:
+            return lambda index, x: every[index](x, document_starts=document_starts)
+        history.begin(like.dtype)
+        key = (id(self), torch.compiler.is_compiling(), like.dtype, autocast_dtype(like))
+        cached = history.resolved(key, lambda: self._cached_reads(like))
+
+        def read(index: int, x: Tensor) -> Tensor:
+            step, looks_back = cached[index]
+            if not looks_back:
+                return step(x.unsqueeze(-1), None, None)[0]
+            name = f"reads.{index}"
+            context, _, _, pending = step(x.unsqueeze(-1), history.get(name), document_starts)
+            history.set(name, pending)
+            return context
+
+        return read
+
+    def _cached_reads(self, like: Tensor) -> list[tuple[CachedRead, bool]]:
+        """The cached step of every read, and whether it looks at earlier tokens."""
+        found = []
+        for index, read in enumerate((*self.reads, self.readout)):
+            name = "readout" if index == len(self.reads) else f"reads[{index}]"
+            read = require_exact_type(name, read, Read)
+            form_pruned(read)
+            parameters = read.parameters_of(read.effective_weight())
+            step = functional.bind_cached_read(like, parameters)
+            found.append((step, read.kernel_size > 1))
+        return found

@@ -1,0 +1,96 @@
+"""The controls of DDL: additive-conv against its equation, expanded against DeltaStream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddl.lab.config import GPTConfig
+from ddl.models import GPT, Cache
+from ddl.models.streams.convolved import ConvolvedStream
+from ddl.nn import DeltaStream
+from tests.support.helpers import normal, randomise_
+
+B, T, D, L = 2, 6, 10, 5
+CONFIG = GPTConfig(
+    "additive-conv", vocab_size=32, block_size=16, num_layers=2, num_heads=2, hidden_size=16
+)
+IDX = torch.arange(24).view(2, 12).remainder(32)
+
+
+def make(shared: int, taps: int) -> ConvolvedStream:
+    sublayers = [nn.Linear(D, D, bias=False) for _ in range(L)]
+    options: dict[str, Any] = {"sublayers_per_compressor": shared, "kernel_size": taps}
+    stream = ConvolvedStream(D, sublayers, norm_eps=1e-5, **options)
+    randomise_(stream.double(), std=0.7)
+    return stream
+
+
+def by_the_equation(stream: ConvolvedStream, x: Tensor, shared: int, taps: int) -> Tensor:
+    """Sublayer i reads with the convolution of the first of its group, the last read its own."""
+    weights = [stream.reads[i - i % shared].compress_weight for i in range(L)]
+    norms = [read.norm_weight for read in (*stream.reads, stream.readout)]
+    for i, weight in enumerate([*weights, stream.readout.compress_weight]):
+        convolved = torch.zeros_like(x)
+        for s in range(taps):
+            convolved[:, s:] += weight[:, 0, s] * x[:, : x.shape[1] - s]
+        h = convolved / (convolved.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norms[i]
+        if i == L:
+            return h
+        x = x + stream.sublayers[i](h)
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("shared", "taps"), [(1, 3), (2, 4), (3, 2), (9, 1)])
+def test_the_equation_of_additive_conv(shared: int, taps: int) -> None:
+    stream, x = make(shared, taps), normal(B, T, D)
+    expected = by_the_equation(stream, x, shared, taps)
+    torch.testing.assert_close(stream(x), expected, rtol=1e-12, atol=1e-12)
+    names = {name for name, _ in stream.named_parameters() if "compress" in name}
+    firsts = {f"reads.{i}.compress_weight" for i in range(0, L, shared)}
+    assert names == firsts | {"readout.compress_weight"}
+
+
+def test_a_convolution_over_one_token_can_be_cached() -> None:
+    model = GPT(replace(CONFIG, compress_kernel_size=1)).requires_grad_(False)
+    randomise_(model.trunk, std=0.4)
+    cache = Cache(model.config)
+    logits = [model(piece, cache=cache).logits for piece in IDX.split([5, 1, 6], 1)]
+    torch.testing.assert_close(torch.cat(logits, 1), model(IDX).logits, rtol=0, atol=2e-5)
+
+
+def test_a_pruned_norm_of_a_shared_read_is_formed_for_the_cache() -> None:
+    from torch.nn.utils import prune
+
+    model = GPT(CONFIG).requires_grad_(False)
+    randomise_(model.trunk, std=0.4)
+    prune.identity(model.trunk.reads[1], "norm_weight")
+    model(IDX)
+    model.trunk.reads[1].norm_weight_orig.mul_(3)
+    cached = model(IDX, cache=Cache(model.config)).logits
+    torch.testing.assert_close(cached, model(IDX).logits, rtol=0, atol=2e-5)
+
+
+def test_expanded_is_a_delta_stream_that_erases_nothing() -> None:
+    model = GPT(replace(CONFIG, residual="expanded", value_channels=3)).double()
+    randomise_(model.trunk, std=0.4)
+    options: dict[str, Any] = {"erase": "none", "normalize": False}
+    stream = DeltaStream(
+        16, model.trunk.sublayers, value_channels=3, compress="channel", expand="repeat", **options
+    ).double()
+    stream.load_state_dict(model.trunk.state_dict())
+    x = normal(2, 6, 16)
+    assert torch.equal(stream(x), model.trunk(x))
+    X = x.unsqueeze(-1).expand(2, 6, 16, 3)
+    for read, sublayer, residual in zip(
+        stream.reads, stream.sublayers, stream.residuals, strict=True
+    ):
+        h = read(X)
+        beta = 2 * torch.sigmoid(h @ residual.gate.weight.T + residual.gate.bias)
+        v = h @ residual.value.weight.T + residual.value.bias
+        X = X + beta.unsqueeze(-1) * sublayer(h).unsqueeze(-1) * v.unsqueeze(-2)
+    torch.testing.assert_close(stream(x), stream.readout(X), rtol=1e-10, atol=1e-12)

@@ -1,0 +1,90 @@
+"""Every baseline compiles, exports, and runs under autocast, as the other residuals do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddl.models import GPT, GPTConfig
+from ddl.models.config import BASELINES
+from ddl.nn.additions import Addition
+from tests.support.helpers import gradients, normal, randomise_
+
+every = pytest.mark.parametrize("residual", BASELINES[1:])
+
+
+def make(residual: str) -> GPT:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "block_size": 16, "num_layers": 2, "num_heads": 2}
+    model = GPT(GPTConfig(residual, hidden_size=32, **sizes))
+    randomise_(model.trunk, std=0.4)
+    return model
+
+
+def tokens() -> Tensor:
+    return torch.arange(24).view(2, 12).remainder(32)
+
+
+@every
+def test_compiled_without_a_break(residual: str) -> None:
+    """Hidden states and gradients, by name; in float64 no fusion changes more than rounding."""
+    model, x = make(residual).double(), normal(2, 12, 32).requires_grad_()
+    compiled = torch.compile(model.trunk, backend="aot_eager", fullgraph=True)
+    expected = gradients(model.trunk(x), {"x": x}, model.trunk)
+    for name, found in gradients(compiled(x), {"x": x}, model.trunk).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-10, atol=1e-12, msg=name)
+
+
+@every
+def test_exported(residual: str) -> None:
+    model = make(residual).eval()
+    program = torch.export.export(model, (tokens(),))
+    torch.testing.assert_close(program.module()(tokens()).logits, model(tokens()).logits)
+
+
+@every
+def test_autocast(residual: str) -> None:
+    """The states stay in float32, but for those of hc, whose mixing is a product of matrices."""
+    model, idx = make(residual), tokens()
+    seen: list[Addition] = []
+    model.trunk.hooks = (seen.append,)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(idx, labels=idx).loss
+        after = seen[-1].after()
+    dtypes = {addition.state.dtype for addition in seen} | {after.dtype}
+    expected = {torch.float32, torch.bfloat16} if residual == "hc" else {torch.float32}
+    assert dtypes == expected
+    model.trunk.hooks = ()
+    assert loss is not None
+    loss.backward()
+    exact = model(idx, labels=idx).loss
+    torch.testing.assert_close(loss, exact, rtol=0.03, atol=0.03)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.dtype == torch.float32
+        assert parameter.grad.isfinite().all(), name
+
+
+@every
+def test_a_model_in_bfloat16(residual: str) -> None:
+    model = make(residual).bfloat16()
+    seen: list[torch.dtype] = []
+    model.trunk.hooks = (lambda addition: seen.append(addition.state.dtype),)
+    assert model(tokens()).logits.dtype == torch.bfloat16
+    assert set(seen) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("residual", ["mhc", "independent-hc", "gated"])
+def test_the_maps_of_hugging_faces_model_in_bfloat16(residual: str, tmp_path: Path) -> None:
+    """Those of mhc and independent-hc stay in float32, as their sources keep them."""
+    from ddl.hf import DDLForCausalLM, from_gpt
+
+    from_gpt(make(residual)).save_pretrained(tmp_path)
+    model = DDLForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    wide = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
+    parts = [f"trunk.connections.{i}" for i in range(4)] + ["trunk.head"]
+    maps = {f"{part}.{name}" for part in parts for name in ("map", "base", "scale")}
+    assert wide == (set() if residual == "gated" else maps)

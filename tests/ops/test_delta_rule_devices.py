@@ -1,0 +1,141 @@
+"""`delta_rule` on devices without kernels: chunks in plain PyTorch, or flash-linear-attention."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddl import functional, reference
+from ddl.ops import chunked, devices
+from tests.support.delta_rule_cases import LAYOUTS, problem, results, rounded
+from tests.support.op_cases import BF16, F32, F64
+from tests.support.tolerances import assert_close
+
+
+@pytest.fixture(autouse=True)
+def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the CPU a device without kernels."""
+    monkeypatch.setattr(devices, "WITH_KERNELS", ("meta",))
+
+
+def agree(given: dict[str, Any], dtype: torch.dtype, depth: int = 1) -> None:
+    given = rounded(given, dtype)
+    actual = results(functional.delta_rule, given)
+    expected = results(reference.delta_rule, rounded(given, F64))
+    assert actual.keys() == expected.keys()
+    for name, wanted in expected.items():
+        gradient = name.startswith("gradient")
+        assert_close(name, actual[name], wanted, dtype, gradient=gradient, depth=depth)
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("g", [None, "head", "feature"])
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize("T", [1, 9, 70, 150])
+def test_chunks_agree(dtype, layout, g, documents, state, T):
+    agree(problem(layout, T=T, g=g, state=state, documents=documents), dtype)
+
+
+def test_no_token_keeps_the_state():
+    given = problem("steps, queries", T=0)
+    found = functional.delta_rule(**given)
+    assert found.y.shape == reference.delta_rule(**given).y.shape
+    assert torch.equal(found.final_state, given["initial_state"])
+
+
+@pytest.mark.parametrize("g", ["head", "feature"])
+def test_strong_and_absent_decays(g):
+    given = problem("alike", T=70, g=g)
+    given["g"].flatten()[::3] = 0.0
+    given["g"].flatten()[1::7] = -torch.inf
+    expected = reference.delta_rule(**given)
+    found = functional.delta_rule(**given)
+    assert_close("y", found.y, expected.y, F64)
+    assert_close("final_state", found.final_state, expected.final_state, F64)
+
+
+def test_arguments_are_checked_there_too():
+    given = problem()
+    with pytest.raises(ValueError, match=r"^`g` must have shape"):
+        functional.delta_rule(**given | {"g": torch.zeros(3, dtype=F64)})
+
+
+def test_autocast_does_not_round_the_chunks():
+    given = rounded(problem("alike", T=70), F32)
+    expected = functional.delta_rule(**given)
+    with torch.autocast("cpu", dtype=BF16):
+        assert torch.equal(functional.delta_rule(**given).y, expected.y)
+
+
+# --- flash-linear-attention -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A stand-in for the package, which computes by the reference, and the names of its calls."""
+    names: list[str] = []
+
+    def kernel(name: str, gated: bool) -> Any:
+        def call(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **options: Any) -> Any:
+            names.append(name)
+            assert options.pop("output_final_state")
+            assert q.shape[2] == k.shape[2] == v.shape[2] == rest[-1].shape[2]
+            g, beta = rest if gated else (None, *rest)
+            return tuple(reference.delta_rule(q, k, v, beta, g, **options))
+
+        return call
+
+    for room, name in (
+        ("delta_rule", "chunk_delta_rule"),
+        ("gated_delta_rule", "chunk_gated_delta_rule"),
+        ("kda", "chunk_kda"),
+    ):
+        module = types.ModuleType(f"fla.ops.{room}")
+        setattr(module, name, kernel(name, name != "chunk_delta_rule"))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in ("fla", "fla.ops"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setattr(chunked, "_kernels_take", lambda _: True)
+    return names
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("g", "name"),
+    [(None, "chunk_delta_rule"), ("head", "chunk_gated_delta_rule"), ("feature", "chunk_kda")],
+)
+def test_its_kernels_get_one_query_key_and_value_for_each_state(calls, layout, g, name):
+    given = problem(layout, T=9, g=g)
+    found, expected = functional.delta_rule(**given), reference.delta_rule(**given)
+    assert calls == [name]
+    assert_close("y", found.y, expected.y, F64)
+    assert_close("final_state", found.final_state, expected.final_state, F64)
+
+
+def test_it_takes_problems_of_its_kernels_alone(monkeypatch):
+    monkeypatch.setattr(chunked, "find_spec", lambda _: object())
+    taken = []
+    for change in ({}, {"q": F32}, {"v": F64}, {"documents": True}):
+        given = rounded(problem("alike", documents=change.pop("documents", False)), BF16)
+        given |= {name: given[name].to(dtype) for name, dtype in change.items()}
+        given = {n: x.to("meta") if x is not None else None for n, x in given.items()}
+        cuda = types.SimpleNamespace(
+            **{n: Elsewhere(x) if x is not None else None for n, x in given.items()}
+        )
+        taken.append(chunked._kernels_take(cuda))
+    assert taken == [True, False, False, False]
+
+
+class Elsewhere:
+    """A tensor as if on a CUDA device."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype, self.shape, self.device = tensor.dtype, tensor.shape, torch.device("cuda")

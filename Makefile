@@ -78,9 +78,9 @@ results: $(EXT) ## docs/results.md anew: corpus, tuning, all runs, records, tabl
 	test -e study/corpus.jsonl || $(PY) study/corpus.py study/corpus.jsonl $(ARGS)
 	test -e study/data || $(PY) -m ddl prepare study/corpus.jsonl --out study/data --tokenizer bytes --validation 0.05
 	export OMP_NUM_THREADS=1; \
-	for sweep in tuning tuning-edge main smaller; do $(PY) -m ddl sweep study/$$sweep.toml || exit; done; \
+	for sweep in tuning tuning-edge tuning-erase main smaller; do $(PY) -m ddl sweep study/$$sweep.toml || exit; done; \
 	for kind in ours l2 rms; do $(PY) -m study.normalisation $$kind || exit; done
-	for sweep in tuning main smaller normalisation-ours normalisation-l2 normalisation-rms; do \
+	for sweep in tuning tuning-erase main smaller normalisation-ours normalisation-l2 normalisation-rms; do \
 	    $(PY) study/collect.py runs/study/$$sweep study/records/$$sweep.jsonl || exit; done
 	$(PY) study/collect.py runs/study/tuning-edge study/records/tuning.jsonl
 	$(PY) -m study.cost

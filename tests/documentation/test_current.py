@@ -33,7 +33,9 @@ def test_a_changed_table_is_stale(monkeypatch, capsys):
     assert "rewrite.svg" not in out
 
 
-@pytest.mark.parametrize("name", ["train_step", "train_step-autocast", "memory", "decode", "ops"])
+@pytest.mark.parametrize(
+    "name", ["train_step", "train_step-autocast", "memory", "decode", "ops", "streams"]
+)
 def test_the_table_beside_a_record_is_of_it(name):
     table = (performance.RESULTS / f"{name}.md").read_text(encoding="utf-8")
     assert performance.newest(name)["commit"]["hash"][:10] in table

@@ -196,7 +196,8 @@ class GPTConfig:
     """Rank of the gates of the residual `gated`; None for 5·hidden_size/32, as in Qwen4."""
     sublayers_per_block: int | None = None
     """Sublayers of an attention-residual whose outputs are summed before later ones attend to them;
-    None for the number that makes at most 8 sums, 1 for attention to every output."""
+    None for the number that makes at most 8 sums, 1 for attention to every output, and all of them
+    or more for a single sum."""
 
     def __post_init__(self) -> None:
         plain_numbers(self)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ddl.errors import InputError
-from ddl.lab.config import TrainConfig
+from ddl.lab.config import BASELINES, TrainConfig
 from ddl.lab.train import Step, Trainer, checkpoint, train
 from ddl.lab.train.runs import RunDirectory, load_run
 from ddl.lab.train.saver import Saver
@@ -44,6 +44,11 @@ def train_in_parts(config: TrainConfig, stops: list[int]) -> None:
         ("additive", {}),
         ("ddl-cc", {"accumulation": 2, "sample_every": 3, "record_every": 5}),
         ("ddl-tc", {"precision": "bfloat16", "save_every": 4, "keep_every": 4}),
+        *(
+            pytest.param(residual, {"precision": "bfloat16", "record_every": 5}, marks=marks)
+            for residual in (*BASELINES[1:], "expanded")
+            for marks in ([] if residual == "mhc" else [pytest.mark.exhaustive],)
+        ),
     ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one(

@@ -262,7 +262,7 @@ class GPTConfig:
 def idle_options(fields: abc.Mapping[str, Any]) -> set[str]:
     """Return the names of the options that have no effect in a GPTConfig with these fields."""
     given = _by_table_names(fields)
-    options = STREAM_OPTIONS | RESIDUAL_OPTIONS
+    options = MODEL_OPTIONS | STREAM_OPTIONS | RESIDUAL_OPTIONS
     idle = {name for name, option in options.items() if not has_effect(option, given)}
     if fields["residual"] in BASELINES:
         idle |= OF_DELTA.keys()

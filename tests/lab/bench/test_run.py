@@ -320,3 +320,26 @@ def test_a_busy_machine_is_noted() -> None:
     assert Run(record, None).notes == []
     (note,) = Run(record | {"load_average": [3.25, 0, 0]}, None).notes
     assert note.startswith("other work kept the machine busy (load average 3.25 on 2 cores)")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_residual_can_be_measured(dtype: str) -> None:
+    """With the options of the setting that have an effect on it, and no others."""
+    made = {
+        residual: setting(dtype=dtype, value_channels=8).model(residual, layers=1)
+        for residual in RESIDUALS
+    }
+    several = {name for name, config in made.items() if config.value_channels == 8}
+    rounded = {name for name, config in made.items() if config.stream_dtype is not None}
+    assert several == {
+        r for r in RESIDUALS if r.startswith(("ddl-", "mhc", "hc", "ind", "exp"))
+    } | {"gated"}
+    rewriting = {r for r in RESIDUALS if r.startswith("ddl")} | {"expanded"}
+    assert rounded == (rewriting if dtype == "bfloat16" else set())
+
+
+def test_baselines_are_measured_beside_additions() -> None:
+    names = ("additive-conv", "mhc", "independent-hc", "gated", "attention-residual", "expanded")
+    found = reds("models", residuals=names)
+    assert set(found) == {f"{name} {what}" for name in names for what in ("step", "generate")}
+    assert set(found.values()) == {None}

@@ -29,6 +29,7 @@ from tests.support.tolerances import assert_close
 every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 every_residual = pytest.mark.parametrize("residual", RESIDUALS)
 IDX = tokens(3, 24)
+WITH_MAPS = ("mhc", "independent-hc")  # which stay in float32, as in the models that they are from
 
 
 def wrapped(**options: Any) -> DDLForCausalLM:
@@ -55,8 +56,9 @@ def test_gates_and_values_stay_float32(
         name
         for name, _ in gpt.named_parameters()
         if re.match(r"trunk\.residuals\.\d+\.(gate|value)\.", name)
+        or (re.search(r"\.(map|base|scale)$", name) and options["residual"] in WITH_MAPS)
     }
-    assert bool(expected) == (options["residual"] in STREAMS)
+    assert bool(expected) == (options["residual"] in (*STREAMS, *WITH_MAPS))
     assert gates(loaded) == expected
     kept = loaded._keep_in_fp32_modules_strict
     assert {n for n in gpt.state_dict() if any(re.search(k, n) for k in kept)} == expected

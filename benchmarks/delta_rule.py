@@ -28,6 +28,7 @@ from common.arguments import make_parser, parse
 from ddl import functional, reference
 from ddl.lab.bench.measure import MismatchError, Timed, compare, interleave, ratio, ratio_interval
 from ddl.lab.bench.tables import Table
+from memory import kept_beside
 
 FULL = {"sizes": [64, 128], "times": [512, 4096], "heads": 8, "rounds": 11, "threads": 1}
 QUICK = FULL | {"sizes": [16], "times": [70], "heads": 2, "rounds": 2}
@@ -114,19 +115,7 @@ def check(decay: str, given: dict[str, Tensor]) -> float:
 def kept(call: Callable[..., Outputs], given: dict[str, Tensor]) -> int:
     """Bytes that a call saves for its backward beside its inputs."""
     leaves = {name: x.detach().requires_grad_() for name, x in given.items()}
-    storages: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        held.append(tensor)  # so that no address is used twice
-        return tensor
-
-    held: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        call(**leaves)
-    for leaf in leaves.values():
-        storages.pop(leaf.untyped_storage().data_ptr(), None)
-    return sum(storages.values())
+    return kept_beside(leaves.values(), lambda: call(**leaves))[1]
 
 
 def timed(call: Callable[..., Outputs], part: str, given: dict[str, Tensor]) -> Timed:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -143,6 +143,14 @@ def step(model: nn.Module, batch: Tensor) -> None:
 def saved_bytes(model: nn.Module, batch: Tensor) -> int:
     """Return the bytes of the distinct storages that a forward saves for its backward."""
     own = itertools.chain(model.parameters(), model.buffers())
+    loss, kept_bytes = kept_beside(own, lambda: model(batch, labels=batch).loss)
+    loss.backward()
+    return kept_bytes
+
+
+def kept_beside(own: Iterable[Tensor], run: Callable[[], Any]) -> tuple[Any, int]:
+    """Return what `run` returns, and the bytes of the distinct storages, beside those of `own`,
+    that it saves for its backward."""
     known = {tensor.untyped_storage().data_ptr() for tensor in own}
     alive: dict[int, Tensor] = {}  # so that no address is used twice
 
@@ -151,9 +159,9 @@ def saved_bytes(model: nn.Module, batch: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model(batch, labels=batch).loss
-    loss.backward()
-    return sum(t.untyped_storage().nbytes() for at, t in alive.items() if at not in known)
+        result = run()
+    saved = (t.untyped_storage().nbytes() for at, t in alive.items() if at not in known)
+    return result, sum(saved)
 
 
 def peak_bytes(run: profile) -> int:

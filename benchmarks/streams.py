@@ -16,6 +16,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,25 +25,19 @@ from torch import Tensor, nn
 
 from common import record
 from common.arguments import make_parser, parse
-from common.candidates import compiled
+from common.candidates import backbone_of, compiled
 from ddl.lab.bench.agreement import TOLERANCE, check, make, results
 from ddl.lab.bench.clock import Clock
 from ddl.lab.bench.measure import MismatchError, ratio, ratio_interval
 from ddl.lab.bench.oracle import exact
 from ddl.lab.bench.row import Stages, time_stages
 from ddl.lab.bench.tables import Table, progress
-from ddl.lab.config import RESIDUALS, GPTConfig
+from ddl.lab.config import RESIDUALS
 from ddl.models import GPT, flops_per_token
 from memory import saved_bytes, step
+from train_step import REFERENCE, SMALL
 
-FULL = {
-    **{"hidden_size": 384, "layers": 6, "heads": 6, "time": 256, "batch": 8, "threads": 2},
-    "rounds": 12,
-}
-QUICK = {
-    **{"hidden_size": 64, "layers": 2, "heads": 2, "time": 32, "batch": 2, "threads": 2},
-    "rounds": 3,
-}
+FULL, QUICK = REFERENCE | {"rounds": 12}, SMALL | {"rounds": 3}
 Result = dict[str, Any]
 
 
@@ -53,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     where = record.environment()
     batch = torch.randint(256, (args.batch, args.time), generator=torch.Generator().manual_seed(0))
-    models = {residual: make(configured(residual, args)) for residual in RESIDUALS}
+    models = {
+        residual: make(replace(backbone_of(args), residual=residual)) for residual in RESIDUALS
+    }
     found = {residual: described(model, batch) for residual, model in models.items()}
     for mode in ("eager", "compiled"):
         time_all(models, found, mode, batch, args)
@@ -61,17 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = {"benchmark": "streams", "config": config, "results": list(found.values())}
     record.publish("streams", where, run, tabulate(run), args.out)
     return 1 if any(result["red"] for result in found.values()) else 0
-
-
-def configured(residual: Any, args: argparse.Namespace) -> GPTConfig:
-    return GPTConfig(
-        residual,
-        vocab_size=256,
-        block_size=args.time,
-        num_layers=args.layers,
-        num_heads=args.heads,
-        hidden_size=args.hidden_size,
-    )
 
 
 def described(model: GPT, batch: Tensor) -> Result:

@@ -55,13 +55,7 @@ def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
     """The candidates of a mode; the forms of one variant share their parameters."""
     candidates = []
     autocast = args.precision == "autocast"
-    backbone = GPTConfig(
-        vocab_size=256,
-        block_size=args.time,
-        num_layers=args.layers,
-        num_heads=args.heads,
-        hidden_size=args.hidden_size,
-    )
+    backbone = backbone_of(args)
     for residual, heads in variants(args):
         model = make(configured(backbone, residual, heads, args))
         oracle = model if residual == "additive" else plain.peer(model)
@@ -94,6 +88,17 @@ def variants(args: argparse.Namespace) -> list[tuple[str, int]]:
         for residual in args.variants
         for heads in ([1] if residual == "additive" else args.stream_heads)
     ]
+
+
+def backbone_of(args: argparse.Namespace) -> GPTConfig:
+    """The sizes of every model of a run."""
+    return GPTConfig(
+        vocab_size=256,
+        block_size=args.time,
+        num_layers=args.layers,
+        num_heads=args.heads,
+        hidden_size=args.hidden_size,
+    )
 
 
 def configured(

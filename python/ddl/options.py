@@ -232,7 +232,7 @@ STREAM_OPTIONS: Options = {
     ),
 }
 
-SEVERAL_STREAMS = "hc mhc independent-hc gated"  # residuals without rewrites
+SEVERAL_STREAMS = "hc mhc independent-hc gated"  # residuals with n streams and without rewrites
 
 # GPTConfig's own.
 MODEL_OPTIONS: Options = {

@@ -79,7 +79,7 @@ def _checked_erase(erase: str | Tensor, state: Tensor, eps_k: float | None) -> s
 def _rewrite(X: Tensor, k: Tensor, v: Tensor, beta: Tensor, erase: str | Tensor) -> Tensor:
     if isinstance(erase, str) and erase == "none":
         return X + beta[..., None, None] * k[..., :, None] * v[..., None, :]
-    with _no_autocast(X):
+    with without_autocast(X):
         p = torch.einsum("...d,...dm->...m", k, X)  # k̂ᵀX (…, m), the current readout
     if isinstance(erase, str):
         return X + beta[..., None, None] * k[..., :, None] * (v - p)[..., None, :]  # (…, d, m)
@@ -262,7 +262,7 @@ def delta_rule(
         (decay,) = _widen(v, g if g.ndim == 4 else g[..., None])
         decay = decay.exp()[..., None]  # (B, T, H, K or 1, 1)
     y = [q.new_empty(B, 0, H * queries, V)]
-    with _no_autocast(q):
+    with without_autocast(q):
         for t in range(T):
             if document_starts is not None:
                 S = torch.where(document_starts[:, t, None, None, None], 0, S)
@@ -318,7 +318,7 @@ def _widen(like: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.to(dtype) for t in tensors)
 
 
-def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Switch autocast off around a contraction, which it would otherwise compute in 16 bits."""
     device = x.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):  # meta tensors have no autocast
@@ -373,7 +373,7 @@ def _value(
     """v = φ(W_v z + b_v), (…, m), or (…, n, m)."""
     if weight is None:
         return None
-    with _no_autocast(z):
+    with without_autocast(z):
         rows = weight.to(z.dtype).flatten(0, -2)  # (n·m, d)
         logit = F.linear(z, rows, None if bias is None else bias.to(z.dtype).flatten())
     logit = logit.unflatten(-1, weight.shape[:-1])

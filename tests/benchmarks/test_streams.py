@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def test_every_residual_is_described_and_timed(script: Any, tmp_path: Path) -> N
     assert [result["residual"] for result in record["results"]] == list(RESIDUALS)
     for result in record["results"]:
         args = type("args", (), record["config"])
-        model = GPT(script.configured(result["residual"], args))
+        model = GPT(replace(script.backbone_of(args), residual=result["residual"]))
         assert result["parameters"] == model.num_parameters()
         assert result["flops"] == flops_per_token(model.config).total
         assert result["kept"] > 0

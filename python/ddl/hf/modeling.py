@@ -29,8 +29,8 @@ from .packing import check_known, mask_of_numbers, starts_of, unscored
 __all__ = ["DDLForCausalLM", "from_gpt", "to_gpt"]
 
 # The gate β and value v keep float32 parameters in every model dtype: their biases start around 1,
-# where bfloat16 has steps of 1/128, too coarse to train. They are only 1 + m of ~6d rows. So do the
-# maps of mhc and independent-hc, as in the models that they are from.
+# where bfloat16 has steps of 1/128, too coarse to train. They are only 1 + m of ~6d rows. The
+# maps of mhc and independent-hc stay float32, too, as in the models that they are from.
 WIDE = [
     r"residuals\.\d+\.gate\.",
     r"residuals\.\d+\.value\.",

@@ -30,5 +30,5 @@ def pick_device(name: str, residual: str) -> torch.device:
 def _why_no_gpu(residual: str) -> str | None:
     if not torch.cuda.is_available():
         return "torch finds no GPU"
-    # The other baselines use torch alone, so they run on GPUs that our kernels do not support.
+    # Other residuals use torch alone, so they run on GPUs that our kernels do not support.
     return cuda.why_unavailable() if residual in READS else None

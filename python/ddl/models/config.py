@@ -40,18 +40,7 @@ __all__ = ["BASELINES", "PUBLISHED", "RESIDUALS", "STREAMS", "GPTConfig"]
 
 RESIDUALS: tuple[str, ...] = get_args(Residual)
 
-# Residuals without rewrites, to compare with.
-BASELINES: tuple[str, ...] = (
-    "additive",
-    "additive-conv",
-    "hc",
-    "mhc",
-    "independent-hc",
-    "gated",
-    "attention-residual",
-)
-
-# residual → `compress` and `expand` of DeltaStream; the baselines have neither.
+# residual → `compress` and `expand` of DeltaStream.
 STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
     "ddl": ("identity", "repeat"),
     "ddl-cc": ("channel", "conv"),
@@ -64,8 +53,13 @@ STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
 # The same of every residual whose reads are those of DeltaStream.
 READS: dict[str, tuple[Compress, ExpandKind]] = {**STREAMS, "additive-conv": ("token", "repeat")}
 
+# Residuals without rewrites, to compare with.
+BASELINES: tuple[str, ...] = tuple(name for name in RESIDUALS if name not in STREAMS)
+
 # residual → options of DeltaResidual that it sets, which cannot be chosen.
-FIXED: dict[str, dict[str, Any]] = {"expanded": {"erase": "none", "normalize": False}}
+FIXED: dict[str, dict[str, Any]] = {
+    "expanded": {"erase": "none", "normalize": False, "eps_k": None}
+}
 
 PUBLISHED: tuple[str, ...] = ("additive", *(name for name in STREAMS if name not in FIXED))
 """The residuals of the papers' code."""
@@ -216,7 +210,7 @@ class GPTConfig:
     def _check_fixed(self) -> dict[str, Any]:
         """Return the options that the residual sets; raise if another value was chosen for one."""
         fixed = FIXED.get(self.residual, {})
-        for name, value in {**fixed, "eps_k": None}.items() if fixed else ():
+        for name, value in fixed.items():
             default, got = RESIDUAL_OPTIONS[name].default, getattr(self, name)
             if got not in (default, value):
                 expected = f'be {value!r}, which residual="{self.residual}" sets'
@@ -267,7 +261,7 @@ def idle_options(fields: abc.Mapping[str, Any]) -> set[str]:
     if fields["residual"] in BASELINES:
         idle |= OF_DELTA.keys()
     if fields["residual"] in FIXED:
-        idle |= FIXED[fields["residual"]].keys() | {"eps_k"}
+        idle |= FIXED[fields["residual"]].keys()
     return {SPELLED.get(name, name) for name in idle} & fields.keys()
 
 

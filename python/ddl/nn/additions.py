@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ddl.ops.checks import autocast_dtype
+from ddl.reference import without_autocast
 
-__all__ = ["AddingStream", "Addition", "without_autocast"]
+__all__ = ["AddingStream", "Addition"]
 
 
 class Addition(NamedTuple):
@@ -42,13 +41,6 @@ class Addition(NamedTuple):
                 mixed = mixed @ self.mix.to(mixed.dtype)
         added = self.written.unsqueeze(-1) * self.weights().unsqueeze(-2)
         return mixed + added.to(mixed.dtype)
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """A context in which products of matrices have the dtype of their factors."""
-    if autocast_dtype(x) is None:
-        return nullcontext()
-    return torch.autocast(x.device.type, enabled=False)
 
 
 class AddingStream(nn.Module):

@@ -23,7 +23,7 @@ from ddl.results import ReadParameters
 from .checks import check_stream
 from .linear import empty_parameter, form_pruned
 
-__all__ = ["Read"]
+__all__ = ["Read", "make_reads"]
 
 OF_THE_OWNER = {
     name: STREAM_OPTIONS[name]
@@ -220,3 +220,24 @@ class Read(nn.Module):
         if self._shared:
             parts.append("shared")
         return ", ".join(parts)
+
+
+def make_reads(
+    hidden_size: int,
+    value_channels: int,
+    *,
+    sublayers: int,
+    sublayers_per_compressor: int,
+    own: dict[str, Any],
+    **common: Any,
+) -> nn.ModuleList:
+    """The reads before so many sublayers, of which consecutive ones share a compression.
+
+    own: options of Read for those that have a compression of their own. common: for all.
+    """
+    reads: list[Read] = []
+    for index in range(sublayers):
+        first = index - index % sublayers_per_compressor
+        options = own if first == index else {"shared": reads[first]}
+        reads.append(Read(hidden_size, value_channels, **options, **common))
+    return nn.ModuleList(reads)

@@ -30,7 +30,7 @@ from .checks import check_returned, check_stream, require_exact_type
 from .expand import Expand
 from .history import History
 from .linear import form_pruned
-from .read import Read
+from .read import Read, make_reads
 from .residual import DeltaResidual
 
 __all__ = ["DeltaStream", "Expand", "Read"]
@@ -152,12 +152,14 @@ class DeltaStream(nn.Module):
             "causal": causal,
             "read_init": read_init,
         }
-        reads: list[Read] = []
-        for index in range(len(self.sublayers)):
-            first = index - index % sublayers_per_compressor
-            options = own if first == index else {"shared": reads[first]}
-            reads.append(Read(hidden_size, value_channels, **options, **common))
-        self.reads = nn.ModuleList(reads)
+        self.reads = make_reads(
+            hidden_size,
+            value_channels,
+            sublayers=len(self.sublayers),
+            sublayers_per_compressor=sublayers_per_compressor,
+            own=own,
+            **common,
+        )
         self.residuals = nn.ModuleList(
             DeltaResidual(hidden_size, value_channels, **residual, **factory)
             for _ in self.sublayers

@@ -12,12 +12,15 @@ is installed and takes the problem, its kernels run instead.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ddl.reference import without_autocast
 
 from .delta_rule import queries_of, steps_of
 
@@ -44,7 +47,7 @@ class _Problem(NamedTuple):
 def delta_rule(given: Any) -> tuple[Tensor, Tensor]:
     """Return y and the final state for the arguments of `ddl.delta_rule`, by name."""
     scale = given.k.shape[-1] ** -0.5 if given.scale is None else given.scale
-    with torch.autocast(given.v.device.type, enabled=False):
+    with without_autocast(given.v):
         if _kernels_take(given):
             return _by_kernels(given, scale)
         y, state = _in_chunks(_by_head(given), n=steps_of(given))
@@ -154,8 +157,13 @@ def _kernels_take(given: Any) -> bool:
         and given.v.dtype in HALF  # its chunked kernels refuse float32
         and given.document_starts is None
         and 0 not in (*given.v.shape, *given.q.shape)
-        and find_spec("fla") is not None
+        and _installed()
     )
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("fla") is not None
 
 
 def _by_kernels(given: Any, scale: float) -> tuple[Tensor, Tensor]:

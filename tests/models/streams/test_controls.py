@@ -55,6 +55,19 @@ def test_the_equation_of_additive_conv(shared: int, taps: int) -> None:
     assert names == firsts | {"readout.compress_weight"}
 
 
+def test_padding_stays_zero_whatever_a_sublayer_makes_of_it() -> None:
+    """A sublayer with a bias writes to padding, which a convolution would carry into a token."""
+    stream, x = make(2, 3), normal(B, T, D)
+    for sublayer in stream.sublayers:
+        sublayer.bias = nn.Parameter(normal(D, seed=1))
+    keep = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 1, 1, 1]]).bool()
+    mask = keep.unsqueeze(-1)
+    state = x * mask
+    for read, sublayer in zip(stream.reads, stream.sublayers, strict=True):
+        state = state + sublayer(read(state)) * mask
+    torch.testing.assert_close(stream(x, keep=keep), stream.readout(state), rtol=1e-12, atol=1e-12)
+
+
 def test_a_convolution_over_one_token_can_be_cached() -> None:
     model = GPT(replace(CONFIG, compress_kernel_size=1)).requires_grad_(False)
     randomise_(model.trunk, std=0.4)

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.additions import AddingStream, Addition, without_autocast
+from ddl.nn.additions import AddingStream, Addition
 from ddl.nn.history import History
+from ddl.reference import without_autocast
 
 from ..sublayers import wide
 

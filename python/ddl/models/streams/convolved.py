@@ -19,7 +19,7 @@ from ddl.nn.additions import AddingStream, Addition
 from ddl.nn.checks import require_exact_type
 from ddl.nn.history import History
 from ddl.nn.linear import form_pruned
-from ddl.nn.read import Read
+from ddl.nn.read import Read, make_reads
 from ddl.ops.checks import autocast_dtype
 
 __all__ = ["ConvolvedStream"]
@@ -46,12 +46,14 @@ class ConvolvedStream(AddingStream):
         super().__init__()
         self.sublayers = nn.ModuleList(sublayers)
         common: dict[str, Any] = {"compress": "token", "norm_eps": norm_eps}
-        reads: list[Read] = []
-        for index in range(len(self.sublayers)):
-            first = index - index % sublayers_per_compressor
-            own = options if first == index else {"shared": reads[first]}
-            reads.append(Read(hidden_size, 1, **own, **common))
-        self.reads = nn.ModuleList(reads)
+        self.reads = make_reads(
+            hidden_size,
+            1,
+            sublayers=len(self.sublayers),
+            sublayers_per_compressor=sublayers_per_compressor,
+            own=options,
+            **common,
+        )
         self.readout = Read(hidden_size, 1, **options, **common)
 
     def reset_parameters(self) -> None:

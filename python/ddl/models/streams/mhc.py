@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.additions import without_autocast
+from ddl.reference import without_autocast
 
 from .connected import Connected, map_of_streams
 

@@ -150,6 +150,17 @@ ValueFrom = Literal["context", "compressed"]
 Compress = Literal["identity", "channel", "token"]
 Parameterization = Literal["direct", "factored"]
 ExpandKind = Literal["repeat", "conv"]
+MixerKind = Literal[
+    "deltanet",
+    "deltaproduct",
+    "multi-head",
+    "multi-kv",
+    "multi-value",
+    "multi-key",
+    "multi-query",
+]
+Mixer = Literal["attention", MixerKind]
+MixerGated = Literal[False, True, "per-feature"]
 StreamDtype = Literal["bfloat16", "float16"]
 Residual = Literal[
     "additive",
@@ -182,6 +193,22 @@ class Option(NamedTuple):
 
 
 Options = dict[str, Option]
+
+
+def check_layers(name: str, layers: Any) -> None:
+    """Raise unless `layers` are numbers from 0 on, each once, or None."""
+    if layers is None:
+        return
+    fits = isinstance(layers, list | tuple) and all(is_whole(i) and i >= 0 for i in layers)
+    if not fits or len(set(layers)) != len(layers):
+        refuse(name, "numbers of layers from 0 on, each once, or None", layers)
+
+
+def check_mixer_gated(name: str, gated: Any) -> None:
+    """Raise unless `gated` is one of MixerGated; 1 and 0 are none of them."""
+    if not isinstance(gated, bool) and gated != "per-feature":
+        refuse(name, 'True, False or "per-feature"', gated)
+
 
 # DeltaResidual's; DeltaStream and GPTConfig have the same names for them.
 RESIDUAL_OPTIONS: Options = {
@@ -232,6 +259,17 @@ STREAM_OPTIONS: Options = {
     ),
 }
 
+SEVERAL_NUMBERS = "deltaproduct multi-head multi-kv multi-value multi-key multi-query"
+
+MIXERS = f"deltanet {SEVERAL_NUMBERS}"
+
+# DeltaMixer's.
+MIXER_OPTIONS: Options = {
+    "kind": Option("deltanet", get_args(MixerKind)),
+    "n": Option(1, check_count, [{"kind": SEVERAL_NUMBERS}]),
+    "gated": Option(False, check_mixer_gated),
+}
+
 SEVERAL_STREAMS = "hc mhc independent-hc gated"  # residuals with n streams and without rewrites
 
 # GPTConfig's own.
@@ -245,6 +283,10 @@ MODEL_OPTIONS: Options = {
     "hidden_size": Option(768, check_count),
     "mlp_size": Option(None, partial(check_count, optional=True)),
     "rope_base": Option(10000.0, check_positive),
+    "mixer": Option("attention", get_args(Mixer)),
+    "mixer_layers": Option(None, check_layers, [{"mixer": MIXERS}]),
+    "mixer_n": Option(1, check_count, [{"mixer": SEVERAL_NUMBERS}]),
+    "mixer_gated": Option(False, check_mixer_gated, [{"mixer": MIXERS}]),
     "value_channels": Option(
         4,
         check_count,

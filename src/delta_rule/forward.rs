@@ -5,6 +5,7 @@
 
 use super::division::{Unit, chunk_tokens, chunks, may_lag, units, useful_threads};
 use super::rows::{Rows, store as store_row, take};
+use super::single;
 use super::slice::{self, BLOCK, Row, Sliced, Step, load, product, rows_mut, scaled, step, store};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
@@ -27,6 +28,9 @@ pub struct Outputs {
 pub fn forward<A: Sliced>(problem: &DeltaRule, outputs: &mut Outputs, threads: usize) -> Result<()> {
     let sizes = problem.sizes;
     let OverTime { batch, time, steps, states, key, value, .. } = sizes;
+    if single::fits::<A>(problem, outputs) {
+        return single::forward::<A>(problem, outputs, threads);
+    }
     let per_state = sizes.queries_of_a_state();
     let mut y = outputs.y.split_blocks([batch, time, sizes.outputs(), value], per_state, A::COLUMNS);
     let mut final_state = outputs.final_state.split_blocks([batch * states, key, 1, value], 1, A::COLUMNS);

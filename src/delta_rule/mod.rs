@@ -2,7 +2,7 @@
 //!
 //! The recurrence itself is the fastest algorithm here. A state (K, V) is cut into slices of columns, which do not depend
 //! on each other and stay in the first-level cache. A step is a single pass over one: `slice` has those of the forward,
-//! `transposed` those of the backward, and `rows` loads what they take. [`forward`] leaves the state before every chunk of
+//! `transposed` those of the backward, and `rows` loads what they take; `single` does without slices where there is a single step. [`forward`] leaves the state before every chunk of
 //! tokens. [`backward`] goes through the chunks from the last to the first: `walk` rebuilds the states of one and walks
 //! back through them, for a slice, and `sums` adds up what slices and states share.
 
@@ -12,6 +12,7 @@ mod division;
 pub mod forward;
 mod partial;
 mod rows;
+mod single;
 mod slice;
 mod sums;
 #[cfg(test)]

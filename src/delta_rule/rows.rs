@@ -129,6 +129,13 @@ impl<'a> Rows<'a> {
         load(states, value, first + row, self.unit.columns.clone(), to);
     }
 
+    /// Returns a state of a tensor (B, H, K, V), as it is stored.
+    #[inline(always)]
+    pub fn whole_state<'s, A: Accum>(&self, states: &'s Tensor) -> &'s [A] {
+        let OverTime { states: heads, key, value, .. } = self.sizes();
+        states.rows(key * value).row(self.unit.batch * heads + self.unit.state)
+    }
+
     /// Fetches the rows of a step that comes later: they are in a page each, and nothing else would.
     #[inline(always)]
     pub fn fetch(&self, step: usize) {

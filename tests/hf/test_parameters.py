@@ -57,8 +57,9 @@ def test_gates_and_values_stay_float32(
         for name, _ in gpt.named_parameters()
         if re.match(r"trunk\.residuals\.\d+\.(gate|value)\.", name)
         or (re.search(r"\.(map|base|scale)$", name) and options["residual"] in WITH_MAPS)
+        or re.search(r"\.mixer\.(gate|decay)\.", name)
     }
-    assert bool(expected) == (options["residual"] in (*STREAMS, *WITH_MAPS))
+    assert bool(expected) == (options["residual"] in (*STREAMS, *WITH_MAPS) or "mixer" in options)
     assert gates(loaded) == expected
     kept = loaded._keep_in_fp32_modules_strict
     assert {n for n in gpt.state_dict() if any(re.search(k, n) for k in kept)} == expected

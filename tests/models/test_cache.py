@@ -15,12 +15,25 @@ from ddl.nn.history import History
 from tests.support.helpers import randomise_
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+# Models whose layers, or of two layers the first, have the delta rule over time for attention.
+MIXED: dict[str, dict[str, object]] = {
+    "mixers": {"residual": "additive", "mixer": "multi-kv", "mixer_n": 2},
+    "hybrid": {
+        "residual": "ddl-tc",
+        "mixer": "deltaproduct",
+        "mixer_layers": (0,),
+        "mixer_n": 2,
+        "mixer_gated": "per-feature",
+    },
+}
+EVERY = (*RESIDUALS, *MIXED)
 
 
 def model_of(residual: str, dtype: torch.dtype = torch.float64, **options: object) -> GPT:
     torch.manual_seed(0)
     sizes = {"vocab_size": 61, "block_size": 256, "num_layers": 2, "num_heads": 2}
-    config = GPTConfig(residual=residual, hidden_size=32, **(sizes | options))
+    named = MIXED.get(residual, {"residual": residual})
+    config = GPTConfig(hidden_size=32, **(sizes | named | options))
     model = GPT(config).to(dtype).eval().requires_grad_(False)
     randomise_(model.trunk, std=0.3)
     return model
@@ -38,7 +51,7 @@ def in_pieces(model: GPT, idx: Tensor, pieces: list[int], **options: object) -> 
     return torch.cat(logits, dim=1)
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", EVERY)
 @pytest.mark.parametrize(
     "pieces", [[1] * 12, [8, 1, 3], [2, 1, 1, 8], [3, 9], [12]], ids=lambda p: "-".join(map(str, p))
 )
@@ -50,7 +63,7 @@ def test_pieces_give_what_the_whole_gives(residual, pieces):
 
 
 @pytest.mark.table(1)
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", EVERY)
 @pytest.mark.parametrize("prompt", range(1, 9))
 def test_prompts_of_any_length_and_two_hundred_tokens(residual, prompt):
     dtype = torch.float32 if prompt == 5 else torch.float64
@@ -66,7 +79,7 @@ def test_prompts_of_any_length_and_two_hundred_tokens(residual, prompt):
     torch.testing.assert_close(torch.stack(logits, dim=1), whole, rtol=0, atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", EVERY)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_changes_nothing(residual, side):
     model, lengths, longest = model_of(residual), (1, 2, 5, 9), 9
@@ -88,14 +101,14 @@ def test_padding_changes_nothing(residual, side):
 
 def test_every_token_attends_to_something():
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])
-    placed, keep = place(torch.zeros(2, 4, 8), mask, None)
+    placed = place(torch.zeros(2, 4, 8), mask, None)
     want = [[[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]]
     assert torch.equal(placed.visible[0].int(), torch.tensor(want))
     assert torch.equal(placed.visible[1, 0, 3].int(), torch.tensor([1, 1, 1, 1]))
-    assert torch.equal(keep.int(), mask.int())
+    assert torch.equal(placed.keep.int(), mask.int())
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", EVERY)
 def test_padded_batches_go_on_like_single_ones(residual):
     model, lengths, steps = model_of(residual), (1, 3, 8), 10
     longest = max(lengths)
@@ -117,7 +130,7 @@ def test_padded_batches_go_on_like_single_ones(residual):
         torch.testing.assert_close(batched, alone, rtol=0, atol=TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", EVERY)
 def test_selected_rows_go_on_from_their_own_past(residual):
     model, idx, rows = model_of(residual), tokens(3, 7), torch.tensor([2, 0, 0, 1])
     cache, more = Cache(model.config), tokens(4, 2, seed=3)
@@ -165,7 +178,7 @@ class NoReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", EVERY)
 def test_a_decoding_step_reads_nothing_back(residual, monkeypatch):
     monkeypatch.setattr("ddl.models.tokens.on_host", lambda x: False)  # as for tensors on a GPU
     model, new = model_of(residual), tokens(2, 4)
@@ -185,6 +198,21 @@ def test_generate_is_the_uncached_loop():
         logits = model(idx[:, -16:]).logits[:, -1]
         idx = torch.cat((idx, logits.argmax(-1, keepdim=True)), dim=1)
     assert torch.equal(got, idx)
+
+
+def test_without_attention_generation_sees_all_tokens_in_constant_memory():
+    model, idx = model_of("mixers", torch.float32, block_size=16), tokens(2, 37)
+    got = model.generate(idx, 30, temperature=0)
+    longer = model_of("mixers", torch.float32, block_size=128)  # the same weights
+    assert torch.equal(got, longer.generate(idx, 30, temperature=0))
+    cache = Cache(model.config)
+    sizes = set()
+    for piece in got.split(16, dim=1):
+        model(piece, cache=cache)
+        sizes.add(sum(kept.numel() for kept in cache.past._kept.values()))
+    assert cache.length == 67
+    assert len(sizes) == 1
+    assert cache._buffers == [None, None]
 
 
 def test_what_was_generated_can_be_trained_on():
@@ -288,14 +316,16 @@ def static_pieces(model: GPT, idx: Tensor, pieces: list[int], mask: Tensor | Non
     for number, piece in enumerate(idx.split(pieces, dim=1)):
         first = mask if number == 0 else None
         logits.append(model(piece, cache=cache, attention_mask=first).logits)
-        kept = (*cache._buffers, cache.static.position, *cache.history._kept.values())
+        buffers = [buffer for buffer in cache._buffers if buffer is not None]  # a mixer has none
+        past = (*cache.history._kept.values(), *cache.past._kept.values())
+        kept = (*buffers, cache.static.position, *past)
         addresses.append([tensor.data_ptr() for tensor in kept])
     assert all(now == addresses[0] for now in addresses), "everything stays where it was"
     assert cache.length == idx.shape[1]
     return torch.cat(logits, dim=1)
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", EVERY)
 @pytest.mark.parametrize("pieces", [[1] * 12, [8, 1, 3], [2, 1, 1, 8], [12]], ids=str)
 def test_a_static_cache_gives_the_same_logits(residual, pieces):
     model, idx = model_of(residual), tokens(2, 12)
@@ -304,7 +334,7 @@ def test_a_static_cache_gives_the_same_logits(residual, pieces):
     )
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", EVERY)
 def test_a_static_cache_remembers_the_padding(residual):
     model, idx, lengths = model_of(residual), tokens(3, 14), (8, 3, 5)
     mask = torch.arange(8) >= 8 - torch.tensor(lengths)[:, None]

@@ -8,15 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ddl.hf import DDLCache, from_gpt
-from ddl.lab.config import RESIDUALS
 from ddl.models import GPT, Cache
-from tests.models.test_cache import model_of, tokens
+from tests.models.test_cache import EVERY, model_of, tokens
 from tests.support.helpers import documents
 
 TIME = 12
 STARTS = torch.zeros(3, TIME, dtype=torch.bool)
 STARTS[0, [0, 1, 5]] = STARTS[1, 7] = True
-every_residual = pytest.mark.parametrize("residual", RESIDUALS)
+every_residual = pytest.mark.parametrize("residual", EVERY)
 
 
 def close(a: Tensor, b: Tensor) -> None:

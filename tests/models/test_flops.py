@@ -25,6 +25,7 @@ from ddl.models.streams.mhc import ManifoldConnection, WeightedHead, sinkhorn
 from ddl.models.sublayers import Attention, Rotary, SwiGLU
 from ddl.nn.direction import FurtherDirections, make_direction
 from ddl.nn.gate import apply_gate, make_gate
+from ddl.nn.mixers import mixer
 from ddl.nn.pool import Pool
 from ddl.ops import devices
 from tests.support import ROOT
@@ -44,11 +45,41 @@ def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * weight + bias
 
 
+def plain_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """As `reference.delta_rule`, but from a state that has a gradient, and each token taken once:
+    the gradient of x[:, t] is as large as x."""
+    if beta.ndim == 3:
+        k, v, beta = (x.unsqueeze(2) for x in (k, v, beta))
+    H, K, V = beta.shape[-1], k.shape[-1], v.shape[-1]
+    queries = max(1, q.shape[2] // H)
+    q = repeat(q, queries * H, 2)
+    k, v = (repeat(x, H, 3) for x in (k, v))
+    S = torch.zeros(q.shape[0], H, K, V, requires_grad=True)
+    decay = None if g is None else (g if g.ndim == 4 else g[..., None]).exp()[..., None].unbind(1)
+    y = []
+    tokens = zip(*(x.unbind(1) for x in (q, k, v, beta)), strict=True)
+    for t, (q_t, *writes) in enumerate(tokens):
+        S = S if decay is None else decay[t] * S
+        for k_j, v_j, beta_j in zip(*(x.unbind(1) for x in writes), strict=True):
+            p = (k_j.unsqueeze(-2) @ S).squeeze(-2)
+            S = S + k_j[..., None] * (beta_j[..., None] * (v_j - p)).unsqueeze(-2)
+        y.append((q_t.unflatten(1, (H, queries)) @ S).flatten(1, 2))
+    return K**-0.5 * torch.stack(y, 1), S
+
+
+def repeat(x: Tensor, heads: int, axis: int) -> Tensor:
+    times = heads // x.shape[axis]
+    return x if times == 1 else x.repeat_interleave(times, axis)
+
+
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run operators as on a device without kernels, and norms as their formulas."""
     monkeypatch.setattr(devices, "WITH_KERNELS", ())
     monkeypatch.setattr(devices, "_KNOWN", {torch.device("cpu"): False})
+    monkeypatch.setattr(mixer, "delta_rule", plain_delta_rule)
     monkeypatch.setattr(F, "rms_norm", lambda x, size, weight=None, eps=None: plain_norm(x, weight))
     norm = lambda x, size, weight, bias, eps: plain_layer_norm(x, weight, bias)  # noqa: E731
     monkeypatch.setattr(F, "layer_norm", norm)
@@ -99,6 +130,13 @@ CONFIGS: list[dict[str, Any]] = [
     {"residual": "ddl-cc", "heads": 4},
     {"residual": "ddl-cc", "heads": 4, "value": "sigmoid", "value_from": "compressed"},
     {"residual": "ddl-tc", "heads": 2, "erase": "separate", "value": "constant"},
+    {"residual": "additive", "mixer": "deltanet"},
+    {"residual": "additive", "mixer": "deltaproduct", "mixer_n": 2},
+    {"residual": "additive", "mixer": "multi-kv", "mixer_n": 2, "mixer_gated": True},
+    {"residual": "additive", "mixer": "multi-value", "mixer_n": 2},
+    {"residual": "additive", "mixer": "multi-key", "mixer_n": 2},
+    {"residual": "additive", "mixer": "multi-query", "mixer_n": 2},
+    {"residual": "ddl-cc", "mixer": "multi-head", "mixer_n": 2, "mixer_gated": "per-feature"},
 ]
 of_every_residual = pytest.mark.parametrize(
     "options", CONFIGS, ids=lambda options: "-".join(map(str, options.values()))

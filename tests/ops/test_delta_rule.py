@@ -146,6 +146,36 @@ def test_the_same_bits_for_any_number_of_threads(layout, g):
         assert all(torch.equal(run[name], expected) for run in runs[1:]), name
 
 
+@pytest.mark.table
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("g", [None, "head", "feature"])
+@pytest.mark.parametrize("starts", [None, False, True])
+@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize(("K", "V"), [(5, 3), (33, 16), (16, 80), (64, 128), (7, 40)])
+@torch.no_grad()
+def test_a_single_step_of_generation(dtype, layout, g, starts, state, K, V):
+    """Without a backward, whose states it would have to save; for any number of threads."""
+    given = rounded(problem(layout, T=1, K=K, V=V, g=g, state=state), dtype)
+    if starts is not None:
+        given["document_starts"] = torch.tensor([[starts], [not starts]])
+        if state:
+            given["initial_state"][0 if starts else 1] = torch.nan  # of another document
+    found = functional.delta_rule(**given)
+    expected = reference.delta_rule(**rounded(given, F64))
+    assert_close("y", found.y, expected.y, dtype)
+    assert_close(
+        "final_state", found.final_state, expected.final_state, F64 if dtype == F64 else F32
+    )
+    assert found.y.dtype == dtype
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    again = functional.delta_rule(**given)
+    torch.set_num_threads(threads)
+    assert torch.equal(again.y, found.y)
+    assert torch.equal(again.final_state, found.final_state)
+
+
 def test_what_is_saved_changes_no_bit():
     given = rounded(problem("grouped", T=100, K=16, V=40), F32)
     recorded = results(functional.delta_rule, given)

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 # 1 for each number of the output: functions of one or two numbers, and what is added to a product.
 ELEMENTWISE = {
     *("add", "sub", "rsub", "mul", "div", "neg", "pow", "exp", "sqrt", "rsqrt", "reciprocal"),
-    *("tanh", "sigmoid", "silu", "addmm", "baddbmm"),
+    *("tanh", "sigmoid", "silu", "addmm", "baddbmm", "softplus"),
 }
 # 1 for each number of the input. The gradient of an embedding adds each token's row.
 REDUCTIONS = {"sum", "mean", "embedding_dense_backward"}
@@ -24,6 +24,7 @@ SEVERAL = {
     "tanh_backward": 2,
     "sigmoid_backward": 2,
     "silu_backward": 2,
+    "softplus_backward": 2,
     "_safe_softmax": 5,
     "_softmax": 5,  # largest, difference, exp, sum, quotient
     "_log_softmax": 5,  # largest, difference, exp, sum, difference
@@ -38,6 +39,12 @@ FREE = {
     *("slice", "slice_backward", "select", "select_backward", "cat", "stack", "constant_pad_nd"),
     *(
         "new_empty_strided",
+        "new_empty",
+        "new_zeros",
+        "zeros",
+        "unbind",
+        "zeros_like",
+        "empty_like",
         "copy",
         "detach",
         "clone",

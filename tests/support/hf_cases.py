@@ -38,6 +38,8 @@ VARIANTS |= {
     "two-rewrites": {"residual": "ddl-tc", "rewrites": 2, "direction_rank": 4},
     "heads": {"residual": "ddl-tc", "heads": 4, "erase": "separate"},
     "write-only": {"residual": "ddl-cc", "erase": "none", "normalize": False},
+    "mixers": {"residual": "ddl-cc", "mixer": "multi-value", "mixer_n": 2, "mixer_gated": True},
+    "hybrid": {"residual": "additive", "mixer": "deltanet", "mixer_layers": (1,)},
     "flatten": {"residual": "ddl-cc", "gate_from": "flatten", "mlp_size": 20, "read_init": 0.5},
 }
 

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from ddl.models import GPT
-from ddl.models.sublayers import Attention, Rotary, SwiGLU
+from ddl.models.sublayers import Attention, Rotary, SwiGLU, TimeMixer
 from ddl.models.trunk import hidden_states, read_out
 from ddl.nn.adapters import check_shared
 from ddl.ops.checks import check_mask
@@ -30,12 +30,14 @@ __all__ = ["DDLForCausalLM", "from_gpt", "to_gpt"]
 
 # The gate β and value v keep float32 parameters in every model dtype: their biases start around 1,
 # where bfloat16 has steps of 1/128, too coarse to train. They are only 1 + m of ~6d rows. The
-# maps of mhc and independent-hc stay float32, too, as in the models that they are from.
+# maps of mhc and independent-hc stay float32, too, as in the models that they are from, and so do
+# the gates of a mixer.
 WIDE = [
     r"residuals\.\d+\.gate\.",
     r"residuals\.\d+\.value\.",
     r"connections\.\d+\.(map|base|scale)$",
     r"trunk\.head\.(map|base|scale)$",
+    r"\.mixer\.(gate|decay)\.",
 ]
 
 
@@ -43,11 +45,19 @@ class RecomputedAttention(GradientCheckpointingLayer, Attention):
     """Attention with activation checkpointing: the backward can recompute activations."""
 
 
+class RecomputedTimeMixer(GradientCheckpointingLayer, TimeMixer):
+    """TimeMixer with activation checkpointing."""
+
+
 class RecomputedSwiGLU(GradientCheckpointingLayer, SwiGLU):
     """The MLP with activation checkpointing."""
 
 
-RECOMPUTED = {Attention: RecomputedAttention, SwiGLU: RecomputedSwiGLU}
+RECOMPUTED = {
+    Attention: RecomputedAttention,
+    TimeMixer: RecomputedTimeMixer,
+    SwiGLU: RecomputedSwiGLU,
+}
 
 
 class DDLForCausalLM(OurModel):

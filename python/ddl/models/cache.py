@@ -1,4 +1,4 @@
-"""Cache: keys, values and convolution inputs of past tokens, for token-by-token inference."""
+"""Cache: keys, values, states and convolution inputs of past tokens, to go on token by token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST_GROWTH = 64  # tokens
 
 
 class Cache:
-    """Keys and values of every attention, and the history of the residual stream.
+    """Keys and values of every attention, states of every mixer, and the stream's history.
 
     `model(idx, cache=cache)` continues the cached sequences by idx and appends idx. A cache belongs
     to one batch, one model and one dtype. Use it for inference, under torch.no_grad() or throughout
@@ -38,8 +38,11 @@ class Cache:
         self.config = config
         self.is_empty = True
         self.history = History(static=static)
+        self.past = History(static=static)  # of the mixers
         self.static = StaticPlace(config.block_size) if static else None
         self._length = 0
+        self._batch: int | None = None
+        self._device: torch.device | None = None
         self._dtype: torch.dtype | None = None  # of the embeddings
         # (B, 1) int64: the number of the last document's first token; None for 0.
         self.begins: Tensor | None = None
@@ -56,14 +59,12 @@ class Cache:
     @property
     def batch_size(self) -> int | None:
         """Number of sequences; None while the cache is empty."""
-        first = None if self.is_empty else self._buffers[0]
-        return None if first is None else first.shape[1]
+        return self._batch
 
     @property
     def device(self) -> torch.device | None:
-        """Device of the buffers; None while the cache is empty."""
-        first = self._buffers[0]
-        return None if first is None else first.device
+        """Device of the past; None while the cache is empty."""
+        return self._device
 
     def check(self, config: GPTConfig, x: Tensor) -> None:
         """Raise ValueError unless a model of this config can append x (B, T, d)."""
@@ -78,6 +79,8 @@ class Cache:
             self._refuse_dtype(x.dtype, self._dtype)
         if self.static is not None and x.device.type != "cpu":
             return  # to look at the position would wait for the device
+        if not config.attends and self.static is None:
+            return  # states take no room for further tokens
         room = config.block_size - self.length
         if tokens > room:
             raise ValueError(
@@ -117,6 +120,8 @@ class Cache:
             if last is not None:
                 self.static.begins.copy_(last)
             self.static.position += x.shape[1]
+        self.past.commit()
+        self._batch, self._device = x.shape[0], x.device
         self._dtype, self.is_empty = x.dtype, False
 
     def select(self, rows: Tensor) -> None:
@@ -143,7 +148,9 @@ class Cache:
         else:
             self._buffers = [b if b is None else b.index_select(1, rows) for b in self._buffers]
             self.begins = None if self.begins is None else self.begins.index_select(0, rows)
+            self._batch = len(rows)
         self.history.select(rows)
+        self.past.select(rows)
 
     def _check_rows(self, rows: Tensor) -> None:
         """Raise ValueError unless `rows` are on the cache's device, and numbers of its sequences.

@@ -22,6 +22,8 @@ from ddl.options import (
     Gate,
     GateFrom,
     Mapping,
+    Mixer,
+    MixerGated,
     Parameterization,
     Residual,
     StreamDtype,
@@ -108,6 +110,17 @@ class GPTConfig:
     """Hidden width of the MLP; None for ⌊8d/3⌋."""
     rope_base: float = 10000.0
     """Base of the rotary position embedding's frequencies."""
+    mixer: Mixer = "attention"
+    """What mixes tokens: attention, or the delta rule over time in one of DeltaMixer's kinds, with
+    num_heads heads of head_size features."""
+    mixer_layers: tuple[int, ...] | None = None
+    """Numbers of the layers, from 0 on, that have the mixer, while the others have attention; None
+    for all."""
+    mixer_n: int = 1
+    """n of the mixer's kind: its keys, values, states or queries per head."""
+    mixer_gated: MixerGated = False
+    """Decay of the mixer's states. False: none. True: one number per state and token. per-feature:
+    one per key feature."""
 
     value_channels: int = 4
     """Value channels m of ddl-cc, ddl-tc and expanded; streams of hc, mhc, independent-hc and
@@ -198,6 +211,7 @@ class GPTConfig:
         check_choice("residual", self.residual, RESIDUALS)
         given = _by_table_names(vars(self))
         check_options(given, MODEL_OPTIONS, _spelled)
+        self._check_mixer_layers()
         check_options(given, STREAM_OPTIONS, _spelled)
         if self.residual in BASELINES:
             check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}")
@@ -217,6 +231,15 @@ class GPTConfig:
                 raise InputError(name, expected, repr(got), ("residual",))
         return fixed
 
+    def _check_mixer_layers(self) -> None:
+        """Raise unless the layers exist; keep them in order, as JSON's list would not be equal."""
+        if self.mixer_layers is not None:
+            layers = tuple(sorted(int(layer) for layer in self.mixer_layers))
+            within = not layers or layers[-1] < self.num_layers
+            expected = f"numbers below the {self.num_layers} layers"
+            require(within, "mixer_layers", expected, self.mixer_layers, ("num_layers",))
+            object.__setattr__(self, "mixer_layers", layers)
+
     def _check_heads(self) -> None:
         """Raise unless the width of a head is even: RoPE rotates its features in pairs."""
         if self.head_size is not None:
@@ -230,6 +253,18 @@ class GPTConfig:
     def head_dim(self) -> int:
         """Width of an attention head."""
         return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def mixing_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that have the mixer; the others have attention."""
+        if self.mixer == "attention":
+            return ()
+        return tuple(range(self.num_layers)) if self.mixer_layers is None else self.mixer_layers
+
+    @property
+    def attends(self) -> bool:
+        """Whether a layer has attention, for which past tokens take memory."""
+        return len(self.mixing_layers) < self.num_layers
 
     @property
     def mlp_hidden(self) -> int:

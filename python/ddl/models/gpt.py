@@ -3,8 +3,8 @@
     x = wte(idx);  h = trunk(x);  logits = h · wteᵀ
 
 The trunk owns the residual stream and calls the sublayers attention, MLP, attention, MLP, … on its
-normalised read. Every residual has the same sublayers and embedding, and with equal seeds they
-start with equal weights.
+normalised read; a mixer over time may take attention's place. Every residual has the same sublayers
+and embedding, and with equal seeds they start with equal weights.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl.nn.checks import require_own_forward
+from ddl.nn.mixers import DeltaMixer
 from ddl.ops.checks import check_is_tensor
 from ddl.options import check_count, is_whole
 
 from .cache import Cache
 from .config import GPTConfig
 from .sampling import Sampling
-from .sublayers import Attention, Rotary, SwiGLU, wide
+from .sublayers import Attention, Rotary, SwiGLU, TimeMixer, wide
 from .tokens import check_vocabulary
 from .trunk import Trunk, hidden_states, make_trunk, read_out
 
@@ -61,7 +62,8 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
         sublayers = nn.ModuleList()
         for layer in range(config.num_layers):
-            sublayers.extend((Attention(config, layer), SwiGLU(config)))
+            mixer = TimeMixer if layer in config.mixing_layers else Attention
+            sublayers.extend((mixer(config, layer), SwiGLU(config)))
         # Before the trunk exists, so that equal seeds give equal backbones for every residual.
         self._reset_backbone(sublayers)
         self.trunk = make_trunk(config, sublayers)
@@ -79,7 +81,7 @@ class GPT(nn.Module):
         for module in sublayers.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=std)
-            elif isinstance(module, nn.RMSNorm | Rotary):
+            elif isinstance(module, nn.RMSNorm | Rotary | DeltaMixer):  # before what it contains
                 module.reset_parameters()
 
     def forward(
@@ -177,7 +179,8 @@ class GPT(nn.Module):
         """Continue idx (B, T) by `max_new_tokens` sampled tokens → (B, T + max_new_tokens).
 
         The model sees the last block_size tokens. Up to that length a cache makes each new token
-        cost one token; beyond it, each costs a whole block.
+        cost one token; beyond it, each costs a whole block. Without attention it sees all tokens,
+        and each new one costs one token, whatever the length.
 
         temperature: 0 takes the likeliest token. top_k: sample among the k likeliest; None for all.
         top_p: sample among the fewest tokens that together have at least this probability, after
@@ -198,12 +201,17 @@ class GPT(nn.Module):
         )
         check_count("max_new_tokens", max_new_tokens, least=0)
         self._check_tokens(idx, longest=None)
-        length, block = idx.shape[1], self.config.block_size
+        length, block, attends = idx.shape[1], self.config.block_size, self.config.attends
         out = F.pad(idx, (0, max_new_tokens))
         cache: Cache | None = Cache(self.config)
-        new = out[:, max(0, length - block) : length]
+        *past, new = out[:, max(0, length - block) if attends else 0 : length].split(block, dim=1)
+        for earlier in past:
+            with torch.inference_mode():
+                self(earlier, cache=cache, last=1)
         for end in range(length, length + max_new_tokens):
-            if end > block:  # the window moves, so every token in it has other tokens before it
+            if (
+                attends and end > block
+            ):  # the window moves, so every token in it has other tokens before it
                 cache, new = None, out[:, end - block : end]
             # `out` was made outside inference mode, so that it may be used in a training step.
             with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Sublayers, the same for every residual: rotary positions, attention, the gated MLP."""
+"""Sublayers, the same for every residual: rotary positions, attention, mixers, the gated MLP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ddl.nn.convolution import Slot
+from ddl.nn.mixers import DeltaMixer
 
 from .config import GPTConfig
 from .tokens import ALONE, Tokens
@@ -98,6 +101,35 @@ class Attention(nn.Module):
             q, k, v, attn_mask=tokens.visible, is_causal=tokens.causal
         )  # (B, H, T, head_dim)
         return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+class TimeMixer(nn.Module):
+    """The delta rule over time in attention's place, as `config.mixer` names it.
+
+    layer: index of the block; the cache stores states under it.
+    """
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        assert config.mixer != "attention", "a layer of config.mixing_layers"
+        self.mixer = DeltaMixer(
+            config.hidden_size,
+            config.num_heads,
+            kind=config.mixer,
+            n=config.mixer_n,
+            gated=config.mixer_gated,
+            head_size=config.head_dim,
+            norm_eps=NORM_EPS,
+        )
+
+    def forward(self, h: Tensor, tokens: Tokens = ALONE) -> Tensor:
+        """Map h (B, T, d) to (B, T, d). tokens: their padding, documents and cache."""
+        slot = None if tokens.cache is None else Slot(tokens.cache.past, f"layers.{self.layer}")
+        y: Tensor = self.mixer(
+            h, keep=tokens.keep, document_starts=tokens.document_starts, slot=slot
+        )
+        return y
 
 
 class SwiGLU(nn.Module):

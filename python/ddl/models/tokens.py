@@ -22,6 +22,8 @@ class Tokens(NamedTuple):
     cache: keys and values of the cached tokens; None for no cache.
     begins: (B, T) int64, the number of the first token of each one's document, counted from the
         first cached token; None if that is 0 for all.
+    keep: (B, T) bool, False for padding; None if there is none.
+    document_starts: (B, T) bool, the first token of each document; None if none begins here.
     """
 
     start: int = 0
@@ -30,6 +32,8 @@ class Tokens(NamedTuple):
     visible: Tensor | None = None
     cache: Cache | None = None
     begins: Tensor | None = None
+    keep: Tensor | None = None
+    document_starts: Tensor | None = None
 
 
 ALONE = Tokens()  # whole sequences, without padding
@@ -40,7 +44,7 @@ def place(
     attention_mask: Tensor | None,
     cache: Cache | None,
     document_starts: Tensor | None = None,
-) -> tuple[Tokens, Tensor | None]:
+) -> Tokens:
     """Compute positions and attention mask of x (B, T, d), which follows the cached tokens.
 
     attention_mask: (B, start + T), 0 for padding, which takes no position and is not attended to;
@@ -48,7 +52,6 @@ def place(
     document_starts: (B, T) bool, True for the first token of each document. Positions start again
         there, and no token attends to another document. None if the last one goes on.
 
-    Returns the Tokens and a (B, T) bool mask that is False for padding; None if there is none.
     Raises ValueError or TypeError if a mask does not fit.
     """
     batch, new = x.shape[:2]
@@ -65,15 +68,17 @@ def place(
         numbers = torch.arange(start, start + new, device=x.device)
         begins = begins_of(numbers.expand(batch, new), document_starts, before)
         keep = None if mask is None else mask[:, start:]
-        return Tokens(start, *_within_documents(start, numbers, begins, mask), cache, begins), keep
+        seen = _within_documents(start, numbers, begins, mask)
+        return Tokens(start, *seen, cache, begins, keep, document_starts)
     if mask is not None:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, start:]
-        return Tokens(start, positions, False, _attended(mask, start), cache), mask[:, start:]
+        keep = mask[:, start:]
+        return Tokens(start, positions, False, _attended(mask, start), cache, keep=keep)
     if cache is None or start == 0:
-        return Tokens(cache=cache), None
+        return Tokens(cache=cache)
     # is_causal of F.scaled_dot_product_attention fits only if queries and keys start together.
     visible = _causal(start, new, cache.device) if new > 1 else None
-    return Tokens(start, None, False, visible, cache), None
+    return Tokens(start, None, False, visible, cache)
 
 
 def _within_documents(
@@ -96,7 +101,7 @@ def _place_static(
     cache: Cache,
     static: StaticPlace,
     document_starts: Tensor | None,
-) -> tuple[Tokens, Tensor | None]:
+) -> Tokens:
     """Do as `place` without reading anything from the device."""
     mask = None
     if attention_mask is not None:
@@ -112,7 +117,7 @@ def _place_static(
         static.begin(x, mask)
     positions, visible, begins = static.place(x, document_starts)
     begun = None if document_starts is None else begins  # else the cache knows
-    return Tokens(0, positions, False, visible, cache, begun), mask
+    return Tokens(0, positions, False, visible, cache, begun, mask, document_starts)
 
 
 def on_host(x: Tensor) -> bool:

@@ -43,9 +43,11 @@ def hidden_states(
         cache.check(config, x)
         if torch.is_grad_enabled() and any(p.requires_grad for p in trunk.parameters()):
             cache.refuse_gradients()
-    tokens, keep = place(x, attention_mask, cache, document_starts)
+    tokens = place(x, attention_mask, cache, document_starts)
     history = None if cache is None else cache.history
-    h = trunk(x, tokens, history=history, keep=keep, document_starts=document_starts)
+    if cache is not None:
+        cache.past.begin()
+    h = trunk(x, tokens, history=history, keep=tokens.keep, document_starts=document_starts)
     if cache is not None:
         cache.advance(x, tokens.begins)
     return h

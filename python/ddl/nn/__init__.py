@@ -2,8 +2,9 @@
 
 from .expand import Expand
 from .history import History
+from .mixers import DeltaMixer
 from .read import Read
 from .residual import DeltaResidual
 from .stream import DeltaStream
 
-__all__ = ["DeltaResidual", "DeltaStream", "Expand", "History", "Read"]
+__all__ = ["DeltaMixer", "DeltaResidual", "DeltaStream", "Expand", "History", "Read"]

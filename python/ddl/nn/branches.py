@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from ddl.options import Erase, Gate, Mapping, Value, ValueFrom
 from ddl.results import ReadParameters, Write
 
+from .convolution import Slot
 from .direction import AttentionDirection, FurtherDirections, LinearDirection, PooledDirection
 from .gate import apply_gate, shut, squash
 from .linear import Projection, project, projection_of
-from .pool import Pool, Slot
+from .pool import Pool
 from .read import Read
 
 __all__ = ["Branches"]

@@ -19,12 +19,12 @@ from ddl.ops.checks import autocast_dtype
 from ddl.results import ReadParameters
 
 from .checks import check_returned, require_exact_type
+from .convolution import Slot
 from .expand import Expand
 from .gate import shut
 from .history import History
 from .hooks import generation
 from .linear import form_pruned
-from .pool import Slot
 from .residual import DeltaResidual
 
 __all__ = ["continued"]

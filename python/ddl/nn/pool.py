@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,22 +10,14 @@ from torch import Tensor, nn
 
 from ddl import functional
 from ddl.ops.checks import gate_dtype
-from ddl.results import ReadParameters
 
-from .history import History
+from .convolution import Slot, convolve
 
-__all__ = ["Pool", "PoolKind", "Slot"]
+__all__ = ["Pool", "PoolKind"]
 
 PoolKind = Literal["mean", "flatten", "convolved"]
 
 NORM_EPS = 1e-5
-
-
-class Slot(NamedTuple):
-    """A place in a history, where a convolution leaves what its next tokens need."""
-
-    history: History
-    name: str
 
 
 class Pool(nn.Module):
@@ -89,14 +81,8 @@ class Pool(nn.Module):
             return F.rms_norm(flat, flat.shape[-1:], eps=NORM_EPS)
         if self.weight is None:
             return self._mean(state, norm_eps=NORM_EPS)
-        mean = self._mean(state, norm_eps=None).unsqueeze(-1)  # one value channel
-        read = ReadParameters(self.weight.unsqueeze(1), norm_eps=NORM_EPS, context_dtype=mean.dtype)
-        if slot is None or self.kernel_size == 1:  # nothing goes on from a token to the next
-            return functional.read_with(mean, read, document_starts).context
-        continued = functional.bind_cached_read(mean, read)
-        z, _, _, pending = continued(mean, slot.history.get(slot.name), document_starts)
-        slot.history.set(slot.name, pending)
-        return z
+        mean = self._mean(state, norm_eps=None)
+        return convolve(mean, self.weight, slot, document_starts, norm_eps=NORM_EPS)
 
     def _mean(self, state: Tensor, norm_eps: float | None) -> Tensor:
         """Return x̄, or z with `norm_eps`, by a read with fixed weights 1/m."""

@@ -63,6 +63,7 @@ def _check_published(config: GPTConfig) -> None:
     """Raise InputError for options that the published code does not have."""
     if config.residual not in PUBLISHED:
         raise InputError("residual", "be one of the paper's code", repr(config.residual))
+    _require(config, "mixer", "attention")
     _require(config, "mapping", "k")
     _require(config, "gate_from", "context")
     _require(config, "rewrites", 1)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from ddl.errors import InputError
 from ddl.lab.config import PRESETS, RESIDUALS, GPTConfig, OptimConfig, TrainConfig
-from ddl.options import quoted
+from ddl.options import MixerKind, quoted
 
 TINY = PRESETS["tiny"].model
+MIXERS = get_args(MixerKind)
 EXPANDED = 'residual="ddl-cc" or "ddl-cc-noec" or "ddl-tc" or "ddl-tc-noec" or "expanded"'
 COMPRESSED = EXPANDED + ' or "additive-conv"'
 FACTORED = 'compress_parameterization="factored"'
@@ -98,6 +100,12 @@ UNUSED: list[tuple[dict[str, object], str]] = [
     (
         {"value_channels": 8, "residual": "ddl"},
         f'4 unless {EXPANDED} or "hc" or "mhc" or "independent-hc" or "gated", got 8',
+    ),
+    ({"mixer_gated": True}, f"False unless mixer={quoted(MIXERS)}, got True"),
+    ({"mixer_layers": (0,)}, f"None unless mixer={quoted(MIXERS)}, got (0,)"),
+    (
+        {"mixer_n": 2, "mixer": "deltanet"},
+        f"1 unless mixer={quoted(MIXERS[1:])}, got 2",
     ),
     ({"gated_rank": 8, "residual": "hc"}, 'None unless residual="gated", got 8'),
     (

@@ -10,6 +10,7 @@ from ddl.options import check_count, check_positive, spread_anchors
 from ..config import STREAMS, GPTConfig
 from . import baselines, residuals
 from .count import NOTHING, Flops, elementwise
+from .mixers import mixer
 from .sublayers import attention, embedding, head, rms_norm, swiglu
 
 __all__ = ["flops_by_part", "flops_per_token"]
@@ -32,8 +33,8 @@ def flops_by_part(
 ) -> dict[str, Flops]:
     """The same by part, summed over the layers; parts that the model lacks are left out.
 
-    The parts: embedding, attention, mlp, head; and of the residual `norms and additions`, `reads
-    and additions`, `hyper-connections` (of every kind, gated residuals as well), `attention
+    The parts: embedding, attention, mixers, mlp, head; and of the residual `norms and additions`,
+    `reads and additions`, `hyper-connections` (of every kind, gated residuals as well), `attention
     residuals`, or expand, reads, values, gates, directions and rewrites.
     """
     check_count("length", length, optional=True)
@@ -45,10 +46,11 @@ def flops_by_part(
 def _parts(config: GPTConfig, length: int | None, keys: float | None) -> dict[str, Flops]:
     keys = ((length or config.block_size) + 1) / 2 if keys is None else keys
     d, layers = config.hidden_size, config.num_layers
-    width = config.num_heads * config.head_dim
+    width, attending = config.num_heads * config.head_dim, layers - len(config.mixing_layers)
     parts = {
         "embedding": embedding(d),
-        "attention": layers * attention(d, width, config.num_heads, keys),
+        "attention": attending * attention(d, width, config.num_heads, keys),
+        "mixers": len(config.mixing_layers) * mixer(config) if config.mixing_layers else NOTHING,
         "mlp": layers * swiglu(d, config.mlp_hidden),
         **_residual(config),
         "head": head(d, config.vocab_size),

@@ -43,9 +43,10 @@ class OptimConfig:
     weight_decay: float = 0.1
     """Weight decay of the parameters that `decay` names."""
     decay: Decay = "sublayers"
-    """Parameters with weight decay. sublayers: the sublayers' matrices and the embedding. matrices:
-    whatever has two or more dimensions, as in nanoGPT, so gates, values, compressors and the
-    embedding convolution as well."""
+    """Parameters with weight decay. sublayers: the matrices of the sublayers and of baselines'
+    streams, and the embedding, but nothing of a delta stream. matrices: whatever has two or more
+    dimensions, as in nanoGPT, so gates, values, compressors and the embedding convolution as
+    well."""
     clip: float = 1.0
     """Gradient norm above which gradients are clipped; 0 switches clipping off."""
 

@@ -349,14 +349,21 @@ def _written(used: Sequence[dict[str, str]], spelling: Spelling) -> str:
 
 
 def check_left(
-    given: dict[str, Any], options: Options, when: str, spelling: Spelling = as_it_is
+    given: dict[str, Any],
+    options: Options,
+    when: str,
+    spelling: Spelling = as_it_is,
+    others: tuple[str, ...] = (),
 ) -> None:
-    """Raise if an option is not at its default, because it has an effect only `when`."""
+    """Raise if an option is not at its default, because it has an effect only `when`.
+
+    others: fields that `when` names, beside those of the option's cases.
+    """
     for name, option in options.items():
         if given[name] != option.default:
-            others = tuple(spelling(other, ())[0] for case in option.used for other in case)
+            used = tuple(spelling(other, ())[0] for case in option.used for other in case)
             expected = f"left at {option.default!r} unless {when}"
-            refuse(spelling(name, ())[0], expected, given[name], others)
+            refuse(spelling(name, ())[0], expected, given[name], used + others)
 
 
 def check_anchors(anchor_every: int | None, heads: int) -> None:

@@ -15,9 +15,10 @@ from accelerate import cpu_offload, disk_offload, dispatch_model
 from ddl.hf import DDLForCausalLM, from_gpt
 from ddl.nn.checks import require_own_forward
 from ddl.nn.read import Read
-from tests.support.hf_cases import model, tokens
+from tests.support.hf_cases import VARIANTS, model, tokens
 from tests.support.nanogpt_cases import make_delta
 from tests.support.nanogpt_cases import tokens as tokens_of_nanogpt
+from tests.support.sampling import few
 
 IDX = tokens(2, 12)
 PARTLY = {"wte": "cpu", "lm_head": "cpu", "trunk": "disk"}
@@ -34,30 +35,47 @@ WAYS: dict[str, Callable[..., Any]] = {
 def sentence(name: str, kind: str) -> str:
     return (
         f"`{name}` must keep its parameters on the device, because they are used without calling "
-        f"it, got a {kind} that accelerate offloads: name the class around it, DeltaStream, "
-        "DeltaBlock or GPT, in `preload_module_classes` of `dispatch_model`, `cpu_offload` or "
-        "`disk_offload`"
+        f"it, got a {kind} that accelerate offloads: name the class around it, such as GPT, "
+        "DeltaBlock or the stream's, in `preload_module_classes` of `dispatch_model`, "
+        "`cpu_offload` or `disk_offload`"
     )
 
 
-def same(hf: DDLForCausalLM, residual: str) -> None:
-    whole = from_gpt(model(residual=residual))
-    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+def same(hf: DDLForCausalLM, options: dict[str, Any]) -> None:
+    whole = from_gpt(model(**options))
+    generation = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(hf(IDX).logits, whole(IDX).logits)
-    assert torch.equal(hf.generate(IDX, **options), whole.generate(IDX, **options))
+    assert torch.equal(hf.generate(IDX, **generation), whole.generate(IDX, **generation))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("residual", ["ddl-tc", "additive", "hc"])
+# What is read without a call, and its class; None for models that call all their modules.
+READ: dict[str, tuple[str, str] | None] = {
+    "additive": None,
+    "additive-conv": ("reads[0]", "Read"),
+    "hc": None,
+    "mhc": None,
+    "independent-hc": None,
+    "gated": ("read", "GatedRead"),
+    "attention-residual": ("queries", "ParameterList"),
+    "ddl-tc": ("reads[0]", "Read"),
+    "mixers": ("reads[0]", "Read"),
+    "hybrid": ("taps", "ParameterDict"),
+}
+
+
+@pytest.mark.parametrize("way", few(WAYS, "cpu"))
+@pytest.mark.parametrize("name", READ)
 @torch.no_grad()
-def test_offloaded(way: str, residual: str, tmp_path: Path) -> None:
-    hf, classes = from_gpt(model(residual=residual)), DDLForCausalLM._no_split_modules
-    same(WAYS[way](hf, tmp_path / "preloaded", preload_module_classes=classes), residual)
-    hf = WAYS[way](from_gpt(model(residual=residual)), tmp_path / "called")
-    if residual != "ddl-tc":  # nothing is read without a call
-        same(hf, residual)
+def test_offloaded(way: str, name: str, tmp_path: Path) -> None:
+    options = VARIANTS[name]
+    hf, classes = from_gpt(model(**options)), DDLForCausalLM._no_split_modules
+    same(WAYS[way](hf, tmp_path / "preloaded", preload_module_classes=classes), options)
+    hf = WAYS[way](from_gpt(model(**options)), tmp_path / "called")
+    read = READ[name]
+    if read is None:
+        same(hf, options)
         return
-    with pytest.raises(TypeError, match=f"^{re.escape(sentence('reads[0]', 'Read'))}$"):
+    with pytest.raises(TypeError, match=f"^{re.escape(sentence(*read))}$"):
         hf(IDX)
 
 
@@ -68,7 +86,7 @@ def test_a_trunk_that_stays_needs_nothing(tmp_path: Path) -> None:
     options = {"main_device": "cpu", "offload_dir": tmp_path, "force_hooks": True}
     hf = dispatch_model(hf, HEAD_AWAY, **options)
     assert "forward" in hf.trunk.reads[0].__dict__
-    same(hf, "ddl-tc")
+    same(hf, {"residual": "ddl-tc"})
     hf.trunk.reads[0]._old_forward = lambda state: state
     with pytest.raises(TypeError, match="got Read with another forward"):
         require_own_forward("read", hf.trunk.reads[0], Read)

@@ -214,7 +214,7 @@ class GPTConfig:
         self._check_mixer_layers()
         check_options(given, STREAM_OPTIONS, _spelled)
         if self.residual in BASELINES:
-            check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}")
+            check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}", others=("residual",))
         given |= self._check_fixed()
         check_anchors(self.anchor_every, self.heads)
         channels = 1 if self.residual == "ddl" else self.value_channels
@@ -222,13 +222,15 @@ class GPTConfig:
         self._check_heads()
 
     def _check_fixed(self) -> dict[str, Any]:
-        """Return the options that the residual sets; raise if another value was chosen for one."""
+        """Set the options that the residual sets, and return them; raise if one was chosen that is
+        neither this value nor the default."""
         fixed = FIXED.get(self.residual, {})
         for name, value in fixed.items():
             default, got = RESIDUAL_OPTIONS[name].default, getattr(self, name)
             if got not in (default, value):
                 expected = f'be {value!r}, which residual="{self.residual}" sets'
                 raise InputError(name, expected, repr(got), ("residual",))
+            object.__setattr__(self, name, value)
         return fixed
 
     def _check_mixer_layers(self) -> None:
@@ -273,9 +275,8 @@ class GPTConfig:
 
     @property
     def rewrite_options(self) -> dict[str, Any]:
-        """The options of DeltaResidual, with those that the residual sets."""
-        chosen = {name: getattr(self, name) for name in RESIDUAL_OPTIONS}
-        return chosen | FIXED.get(self.residual, {})
+        """The options of DeltaResidual."""
+        return {name: getattr(self, name) for name in RESIDUAL_OPTIONS}
 
     @property
     def gated_size(self) -> int:

@@ -85,7 +85,7 @@ def _below_others(name: str, module: Any, kind: type[Module]) -> Module:
         raise TypeError(
             f"`{name}` must keep its parameters on the device, because they are used without "
             f"calling it, got a {kind.__name__} that accelerate offloads: name the class around "
-            "it, DeltaStream, DeltaBlock or GPT, in `preload_module_classes` of "
+            "it, such as GPT, DeltaBlock or the stream's, in `preload_module_classes` of "
             "`dispatch_model`, `cpu_offload` or `disk_offload`"
         )
     elif forward_of(module) is not kind.forward:

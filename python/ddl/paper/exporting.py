@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ddl.errors import InputError
 from ddl.models.config import PUBLISHED, GPTConfig
+from ddl.options import quoted
 from ddl.paper import names, options
 from ddl.paths import PAPER_MODEL_TYPES
 
@@ -62,7 +63,8 @@ def revert(
 def _check_published(config: GPTConfig) -> None:
     """Raise InputError for options that the published code does not have."""
     if config.residual not in PUBLISHED:
-        raise InputError("residual", "be one of the paper's code", repr(config.residual))
+        expected = f"be {quoted(PUBLISHED)}, those of the papers' code"
+        raise InputError("residual", expected, repr(config.residual))
     _require(config, "mixer", "attention")
     _require(config, "mapping", "k")
     _require(config, "gate_from", "context")

@@ -15,6 +15,7 @@ from ddl.lab import cli
 from ddl.lab.bench import agreement, norm
 from ddl.lab.bench.agreement import make
 from ddl.lab.bench.clock import Clock
+from ddl.lab.bench.measure import MismatchError
 from ddl.lab.bench.oracle import exact
 from ddl.lab.bench.run import MEASURES, Run, bench
 from ddl.lab.bench.setting import Setting, setting_of
@@ -237,6 +238,15 @@ def test_bfloat16_that_leads_elsewhere_is_not_timed(monkeypatch: pytest.MonkeyPa
     for part in ("blocks", "models"):
         found = reds(part, dtype="bfloat16", residuals=("ddl",))
         assert all("in bfloat16 its gradients are" in str(red) for red in found.values())
+
+
+def test_a_scale_is_checked_by_the_length_of_its_maps_gradient() -> None:
+    """Its own gradient is a sum that nearly cancels."""
+    expected = {"map": torch.full((4, 4), 0.5), "scale": torch.tensor([1e-6])}
+    near = expected | {"scale": torch.tensor([1e-6 + 1e-4])}
+    assert agreement.check(near, expected) == pytest.approx(1e-4 / 2)
+    with pytest.raises(MismatchError, match="scale: rms error 1.0e-03"):
+        agreement.check(expected | {"scale": torch.tensor([2e-3])}, expected)
 
 
 def test_a_boundary_is_checked_by_all_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

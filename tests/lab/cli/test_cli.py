@@ -17,6 +17,8 @@ from ddl.lab import cli
 from ddl.lab.cli.main import _flags
 from ddl.lab.config import SampleConfig, TrainConfig
 from ddl.lab.train import train
+from ddl.models.config import STREAMS
+from ddl.options import quoted
 from tests.support.train_cases import quiet, short
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -126,6 +128,15 @@ def test_sampling_among_the_likeliest(tmp_path: Path, capsys: pytest.CaptureFixt
             "`--validation` must be above 0 and at most 1, got 0.0",
         ),
         ("sample /nowhere --tokens -1", "`--tokens` must be an integer of at least 0, got -1"),
+        (
+            "train tiny --model.residual hc --model.heads 2",
+            f"`--model.heads` must be left at 1 unless --model.residual={quoted(STREAMS)}, got 2",
+        ),
+        (
+            "train tiny --model.residual expanded --model.erase separate",
+            "`--model.erase` must be 'none', which --model.residual=\"expanded\" sets, got "
+            "'separate'",
+        ),
         ("demo --residual additive", "`--residual` must be another than additive, got 'additive'"),
     ],
 )

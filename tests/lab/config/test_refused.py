@@ -150,6 +150,13 @@ def test_a_config(changes: dict[str, object], sentence: str) -> None:
         replace(TINY, **changes)
 
 
+def test_a_config_says_what_its_residual_sets() -> None:
+    """So it equals one with these options, and a stored one says what ran."""
+    config = replace(TINY, residual="expanded")
+    assert (config.erase, config.normalize, config.eps_k) == ("none", False, None)
+    assert config == replace(TINY, residual="expanded", erase="none", normalize=False)
+
+
 @pytest.mark.parametrize("changes", [changes for changes, _ in UNUSED])
 def test_without_the_option_that_has_no_effect_the_rest_is_right(
     changes: dict[str, object],

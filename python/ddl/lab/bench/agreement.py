@@ -57,12 +57,19 @@ def results(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
 
 
 def check(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The largest error of `compare`. A bias also has the scale of its layer's weight."""
+    """The largest error of `compare`. A bias also has the scale of its layer's weight, and the
+    `scale` of a `map` the length of the map's gradient: these are sums over tokens that may cancel.
+    """
     if actual.keys() != expected.keys():
         alone = ", ".join(sorted(actual.keys() ^ expected.keys()))
         raise MismatchError(f"{alone}: a gradient on one side only")
+    pairs = {n: (actual[n], expected[n]) for n in expected}
     scales = {n: n.removesuffix("bias") + "weight" for n in expected if n.endswith(".bias")}
-    return compare({n: (actual[n], expected[n]) for n in expected}, TOLERANCE, scales)
+    for name in [n for n in expected if n.endswith(".scale")]:
+        length = expected[name.removesuffix("scale") + "map"].norm()
+        scales[name] = f"length for {name}"
+        pairs[scales[name]] = (length, length)
+    return compare(pairs, TOLERANCE, scales)
 
 
 def drift(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

@@ -42,11 +42,11 @@ class BenchConfig:
     """Dtype of the tensors of `ops` and `norm`. With bfloat16, blocks and models keep float32
     parameters and run under autocast, with their states in bfloat16."""
     residuals: tuple[Residual, ...] = ("ddl", "ddl-cc", "ddl-tc")
-    """Residuals of the parts `blocks` and `models`."""
+    """Residuals of the parts `blocks` and `models`; each is compared with additive."""
     hidden_size: int | None = None
     """d, a multiple of 32; None for 384 on a CPU and 1024 on a GPU."""
     value_channels: int = 4
-    """m, for every residual but ddl, whose m is 1."""
+    """m of the residuals that have value channels or several streams."""
     layers: int = 2
     """Blocks of a model."""
     time: int | None = None

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl.nn.additions import AddingStream, Addition
+from ddl.nn.checks import require_own_forward
 from ddl.nn.history import History
 
 from ..sublayers import wide
@@ -68,7 +69,8 @@ class AttentionResidualStream(AddingStream):
     ) -> Tensor:
         """Map embeddings x (B, T, d) to the final read (B, T, d); arguments as in DeltaStream."""
         sums, read = [x], x
-        parts = zip(self.norms, self.sublayers, self.queries, strict=True)
+        queries = require_own_forward("queries", self.queries, nn.ParameterList)
+        parts = zip(self.norms, self.sublayers, queries, strict=True)
         for i, (norm, sublayer, query) in enumerate(parts):
             written = sublayer(norm(read), *args)
             if self.hooks:

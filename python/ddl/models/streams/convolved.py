@@ -8,7 +8,7 @@ sublayers; the last read has one for itself. They start as the identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ddl import functional
 from ddl.nn.additions import AddingStream, Addition
-from ddl.nn.checks import require_exact_type
+from ddl.nn.checks import require_exact_type, require_own_forward
 from ddl.nn.history import History
 from ddl.nn.linear import form_pruned
 from ddl.nn.read import Read, make_reads
@@ -93,8 +93,8 @@ class ConvolvedStream(AddingStream):
         self, like: Tensor, history: History | None, document_starts: Tensor | None
     ) -> Callable[[int, Tensor], Tensor]:
         """The read before each sublayer, by its number, and the last one; after `history`."""
-        every = (*self.reads, self.readout)
         if history is None:
+            every = [require_own_forward(name, read, Read) for name, read in self._named_reads()]
             return lambda index, x: every[index](x, document_starts=document_starts)
         history.begin(like.dtype)
         key = (id(self), torch.compiler.is_compiling(), like.dtype, autocast_dtype(like))
@@ -111,11 +111,14 @@ class ConvolvedStream(AddingStream):
 
         return read
 
+    def _named_reads(self) -> Iterator[tuple[str, nn.Module]]:
+        yield from ((f"reads[{index}]", read) for index, read in enumerate(self.reads))
+        yield "readout", self.readout
+
     def _cached_reads(self, like: Tensor) -> list[tuple[CachedRead, bool]]:
         """The cached step of every read, and whether it looks at earlier tokens."""
         found = []
-        for index, read in enumerate((*self.reads, self.readout)):
-            name = "readout" if index == len(self.reads) else f"reads[{index}]"
+        for name, read in self._named_reads():
             read = require_exact_type(name, read, Read)
             form_pruned(read)
             parameters = read.parameters_of(read.effective_weight())

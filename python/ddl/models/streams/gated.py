@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ddl.nn.checks import require_own_forward
+
 from ..sublayers import wide
 from .connected import Connected
 
@@ -76,6 +78,7 @@ class GatedConnection(nn.Module):
 
     def forward(self, state: Tensor) -> Connected:
         """Connect X (B, T, n, d)."""
-        z = self.read.normalised(state)
+        read = require_own_forward("read", self.read, GatedRead)
+        z = read.normalised(state)
         join = 2 * torch.sigmoid(self.join_map(z) / self.streams)
-        return Connected(self.read.gated(z), state, join.to(state.dtype), None)
+        return Connected(read.gated(z), state, join.to(state.dtype), None)

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ddl.reference import without_autocast
+
 from .connected import Connected
 
 __all__ = ["HyperConnection"]
@@ -64,6 +66,7 @@ class HyperConnection(nn.Module):
         normalised = self.norm(state)
         mix = self.mix + self.mix_scale * torch.tanh(self.mix_map(normalised))
         join = self.join + self.join_scale * torch.tanh(self.join_map(normalised)).squeeze(-1)
-        mixed = mix.transpose(-1, -2).to(state.dtype) @ state
+        with without_autocast(state):
+            mixed = mix.transpose(-1, -2).to(state.dtype) @ state
         join = join.to(mixed.dtype)
         return Connected(mixed[..., 0, :], mixed[..., 1:, :], join, mix[..., 1:])

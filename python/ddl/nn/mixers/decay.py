@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..linear import Projection, empty_parameter, project, reset_
+from ..linear import Projection, empty_parameter, project, projection_of, reset_
 
 __all__ = ["Decay"]
 
@@ -63,8 +63,9 @@ class Decay(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         if self.down is not None:
-            h = project(h, self.down.weight, None)
-        steps = F.softplus(project(h, self.up.weight, self.up.bias))
+            h = project(h, projection_of("down", self.down).weight, None)
+        up = projection_of("up", self.up)
+        steps = F.softplus(project(h, up.weight, up.bias))
         rates = self.log_rate.to(steps.dtype).exp()
         if self.features == 1:
             return -rates * steps

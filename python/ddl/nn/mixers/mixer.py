@@ -14,9 +14,10 @@ from ddl.functional import delta_rule
 from ddl.ops.checks import check_is_tensor, check_mask
 from ddl.options import MIXER_OPTIONS, MixerGated, MixerKind, check_count, check_options, refuse
 
+from ..checks import require_own_forward
 from ..convolution import Slot, convolve
 from ..gate import shut
-from ..linear import Projection, empty_parameter, project
+from ..linear import Projection, empty_parameter, project, projection_of
 from .decay import Decay
 from .layout import layout_of
 
@@ -156,7 +157,8 @@ class DeltaMixer(nn.Module):
             self._mixed(name, projection(h), slot, document_starts)
             for name, projection in (("q", self.c_q), ("k", self.c_k), ("v", self.c_v))
         )
-        beta = 2 * torch.sigmoid(project(h, self.gate.weight, self.gate.bias))
+        gate = projection_of("gate", self.gate)
+        beta = 2 * torch.sigmoid(project(h, gate.weight, gate.bias))
         if self.layout.steps > 1:
             beta = beta.unflatten(-1, (self.layout.steps, -1))
         g = None if self.decay is None else self.decay(h)
@@ -176,7 +178,8 @@ class DeltaMixer(nn.Module):
     ) -> Tensor:
         """Return silu(conv(x)), by heads: (B, T, ·, K), or (B, T, n, ·, K) for n steps."""
         place = None if slot is None else Slot(slot.history, f"{slot.name}.{name}")
-        x = F.silu(convolve(x, self.taps[name], place, document_starts))
+        taps = require_own_forward("taps", self.taps, nn.ParameterDict)[name]
+        x = F.silu(convolve(x, taps, place, document_starts))
         steps = (self.layout.steps,) if name != "q" and self.layout.steps > 1 else ()
         return x.unflatten(-1, (*steps, -1, self.head_size))
 

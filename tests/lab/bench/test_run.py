@@ -242,11 +242,11 @@ def test_bfloat16_that_leads_elsewhere_is_not_timed(monkeypatch: pytest.MonkeyPa
 
 def test_a_scale_is_checked_by_the_length_of_its_maps_gradient() -> None:
     """Its own gradient is a sum that nearly cancels."""
-    expected = {"map": torch.full((4, 4), 0.5), "scale": torch.tensor([1e-6])}
-    near = expected | {"scale": torch.tensor([1e-6 + 1e-4])}
+    expected = {"head.map": torch.full((4, 4), 0.5), "head.scale": torch.tensor([1e-6])}
+    near = expected | {"head.scale": torch.tensor([1e-6 + 1e-4])}
     assert agreement.check(near, expected) == pytest.approx(1e-4 / 2)
-    with pytest.raises(MismatchError, match="scale: rms error 1.0e-03"):
-        agreement.check(expected | {"scale": torch.tensor([2e-3])}, expected)
+    with pytest.raises(MismatchError, match=r"scale: rms error 1\.0e-03"):
+        agreement.check(expected | {"head.scale": torch.tensor([2e-3])}, expected)
 
 
 def test_a_boundary_is_checked_by_all_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddl.nn.mixers.layout import layout_of
+from ddl.layouts import layout_of
 
 from ..config import GPTConfig
 from .count import NOTHING, Flops, elementwise, product

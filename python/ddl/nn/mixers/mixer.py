@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl.functional import delta_rule
+from ddl.layouts import layout_of
 from ddl.ops.checks import check_is_tensor, check_mask
 from ddl.options import MIXER_OPTIONS, MixerGated, MixerKind, check_count, check_options, refuse
 
@@ -19,7 +20,6 @@ from ..convolution import Slot, convolve
 from ..gate import shut
 from ..linear import Projection, empty_parameter, project, projection_of
 from .decay import Decay
-from .layout import layout_of
 
 __all__ = ["DeltaMixer"]
 

@@ -1,4 +1,7 @@
-"""How many queries, keys, values and states a mixer has: the models of Chen's note (2025)."""
+"""How many queries, keys, values and states a mixer has: the models of Chen's note (2025).
+
+It imports no torch.
+"""
 
 from __future__ import annotations
 

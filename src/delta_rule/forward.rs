@@ -28,8 +28,8 @@ pub struct Outputs {
 pub fn forward<A: Sliced>(problem: &DeltaRule, outputs: &mut Outputs, threads: usize) -> Result<()> {
     let sizes = problem.sizes;
     let OverTime { batch, time, steps, states, key, value, .. } = sizes;
-    if single::fits::<A>(problem, outputs) {
-        return single::forward::<A>(problem, outputs, threads);
+    if outputs.saved.is_none() && single::fits::<A>(problem) {
+        return single::forward::<A>(problem, &mut outputs.y, &mut outputs.final_state, threads);
     }
     let per_state = sizes.queries_of_a_state();
     let mut y = outputs.y.split_blocks([batch, time, sizes.outputs(), value], per_state, A::COLUMNS);

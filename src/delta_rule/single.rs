@@ -4,7 +4,6 @@
 use fearless_simd::prelude::*;
 
 use super::division::{Unit, units, useful_threads};
-use super::forward::Outputs;
 use super::rows::{Rows, store, take};
 use super::slice::Sliced;
 use crate::cpu::buffer::{Buffer, Result};
@@ -12,20 +11,25 @@ use crate::cpu::parallel;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
 use crate::cpu::simd::interleaved::Interleaved;
 use crate::problem::{DeltaRule, OverTime};
-use crate::tensor::Block;
+use crate::tensor::{Block, Tensor};
 
-/// Returns true if a problem is a single step, whose rows are whole vectors, and nothing is kept for a backward.
-pub fn fits<A: Sliced>(problem: &DeltaRule, outputs: &Outputs) -> bool {
+/// Returns true if a problem is a single step, and its rows are whole vectors.
+pub fn fits<A: Sliced>(problem: &DeltaRule) -> bool {
     let OverTime { time, steps, value, .. } = problem.sizes;
-    time * steps == 1 && value.is_multiple_of(A::LANES) && outputs.saved.is_none()
+    time * steps == 1 && value.is_multiple_of(A::LANES)
 }
 
 /// Does the only step of every state. Nothing is saved for a backward.
-pub fn forward<A: Sliced>(problem: &DeltaRule, outputs: &mut Outputs, threads: usize) -> Result<()> {
+pub fn forward<A: Sliced>(
+    problem: &DeltaRule,
+    y: &mut Tensor,
+    final_state: &mut Tensor,
+    threads: usize,
+) -> Result<()> {
     let sizes = problem.sizes;
     let OverTime { batch, states, key, value, .. } = sizes;
-    let y = outputs.y.split_blocks([batch, 1, sizes.outputs(), value], sizes.queries_of_a_state(), value);
-    let new = outputs.final_state.split_blocks([batch * states, 1, 1, key * value], 1, key * value);
+    let y = y.split_blocks([batch, 1, sizes.outputs(), value], sizes.queries_of_a_state(), value);
+    let new = final_state.split_blocks([batch * states, 1, 1, key * value], 1, key * value);
     let tasks = units(sizes, value).into_iter().zip(y.into_iter().zip(new));
     let tasks =
         tasks.map(|(unit, (y, new))| Step::<A> { problem, unit, y, new, of: std::marker::PhantomData });

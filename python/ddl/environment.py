@@ -11,6 +11,7 @@ from ddl.paths import at_home
 
 # Variables of ours with an effect outside the tests; docs/environment.md says which.
 OURS = (
+    "DDL_ACCELERATE_DELTA_RULE",
     "DDL_CACHE_DIR",
     "DDL_LOG",
     "DDL_TRACEBACK",
@@ -79,6 +80,17 @@ def wants_traceback() -> bool:
 def has_plan() -> bool:
     """Return whether DDL_PLAN is set: kernels are then timed with choices made by hand."""
     return bool(os.environ.get("DDL_PLAN"))
+
+
+def accelerates_delta_rule() -> bool:
+    """Return whether DDL_ACCELERATE_DELTA_RULE is 1, for `ddl.hf.accelerate_delta_rule`.
+
+    Raises InputError for another value than 1 or 0.
+    """
+    value = os.environ.get("DDL_ACCELERATE_DELTA_RULE") or "0"
+    if value not in ("0", "1"):
+        raise InputError("DDL_ACCELERATE_DELTA_RULE", "be 1 or 0", repr(value))
+    return value == "1"
 
 
 def make_cublas_repeatable() -> None:

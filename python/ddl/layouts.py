@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from ddl.options import MixerKind
 
-__all__ = ["Layout", "layout_of"]
-
 
 class Layout(NamedTuple):
     """Numbers of heads, for one of the mixer's heads; steps: how often a token writes."""

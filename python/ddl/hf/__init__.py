@@ -6,14 +6,18 @@
 The import registers `DDLForCausalLM` and, for nanoGPT's models, `DDLNanoGPTForCausalLM` with the
 Auto classes, and their configurations.
 `save` writes a model of `ddl.models` and its tokenizer to such a directory, `load` reads them back.
+`accelerate_delta_rule` lets transformers' own models of the delta rule over time run our kernel.
 It needs the extra `hf`: pip install 'ddl-rs[hf]'.
 """
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ddl.environment import accelerates_delta_rule
+
 from .base import OurModel
 from .cache import DDLCache
 from .configuration import DDLConfig, DDLNanoGPTConfig
+from .delta_rule import accelerate_delta_rule
 from .files import load, save
 from .modeling import DDLForCausalLM, from_gpt
 from .nanogpt import DDLNanoGPTForCausalLM
@@ -26,6 +30,7 @@ __all__ = [
     "DDLNanoGPTConfig",
     "DDLNanoGPTForCausalLM",
     "OurModel",
+    "accelerate_delta_rule",
     "from_gpt",
     "load",
     "save",
@@ -35,3 +40,5 @@ __all__ = [
 for _model in (DDLForCausalLM, DDLNanoGPTForCausalLM):
     AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
     AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)
+if accelerates_delta_rule():
+    accelerate_delta_rule()

@@ -133,6 +133,8 @@ bench: $(EXT) ## training steps, operators, generation and memory on the CPU
 	$(PY) benchmarks/decode.py
 	$(PY) benchmarks/memory.py
 	$(PY) benchmarks/streams.py
+	$(PY) benchmarks/delta_rule.py
+	$(PY) benchmarks/accelerated.py
 
 bench-gpu: $(EXT) ## everything on a GPU, in three calls of 7 minutes (ARGS="--minutes 3")
 	@failed=0; for call in 1 2 3; do benchmarks/gpu/day.sh $$call $(ARGS) || failed=1; done; exit $$failed

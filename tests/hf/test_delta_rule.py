@@ -239,7 +239,7 @@ def test_what_transformers_has_changed_is_refused(
 
 
 def test_a_version_without_such_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_rule, "_modules", lambda: iter(()))
+    monkeypatch.setattr(delta_rule, "_modules", tuple)
     expected = re.escape("`transformers` must have a model of the delta rule, as version 5.23 has")
     with pytest.raises(RuntimeError, match=f"^{expected}"):
         accelerate_delta_rule()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,19 @@ def accelerate_delta_rule() -> Callable[[], None]:
     return undo
 
 
-def _modules() -> Iterator[Any]:
+@functools.cache
+def _modules() -> tuple[Any, ...]:
     """The modules of transformers that define one of the functions."""
     assert transformers.__file__ is not None
     models = Path(transformers.__file__).parent / "models"
-    for path in sorted(models.glob("*/modeling_*.py")):
-        text = path.read_text(encoding="utf-8")
-        if any(f"def {name}(" in text for name in FUNCTIONS):
-            yield importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
+    files = (path for path in models.glob("*/modeling_*.py") if _defines_one(path))
+    names = sorted(f"transformers.models.{path.parent.name}.{path.stem}" for path in files)
+    return tuple(map(importlib.import_module, names))
+
+
+def _defines_one(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8")
+    return any(f"def {name}(" in text for name in FUNCTIONS)
 
 
 def _accelerated(module: Any, name: str, function: Function) -> Function:

@@ -1,12 +1,16 @@
 """A task that needs overwriting: variables are assigned again and again, and asked for.
 
-    python -m study.recall write study/recall-16.jsonl --variables 16 --span 64
-    python -m study.recall score runs/study/recall study/records/recall.jsonl
+    python -m study.recall time     # tied states against untied ones, of the delta rule over time
+    python -m study.recall depth    # residuals: additive, and rewrites that erase or do not
 
-A statement is four characters: `c=7 ` assigns, `c?7 ` asks and gives the answer, the value that
-was assigned last. What is asked was assigned within the last `span` statements, and what is
-assigned and asked is drawn at random, so that a model can only know the answer. `score` measures
-finished runs on sequences of their block size that begin with nothing assigned, from another seed.
+A statement is four characters: `c=7 ` assigns, `c?7 ` asks and gives the answer, the value that was
+assigned last. What is assigned and asked is drawn at random, and what is asked was assigned within
+the last `span` statements: only the answers can be known, and the loss counts only them. Every
+sequence begins with nothing assigned.
+
+Each variant's learning rate is the best of three on a seed of its own, then it is trained on three
+other seeds, on equal text. Records that are in study/records already stay as they are; `--part 0/2`
+and `--part 1/2` share the work.
 """
 
 from __future__ import annotations
@@ -15,105 +19,231 @@ import argparse
 import json
 import random
 import string
+import time
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ddl.files import write_text
-from ddl.lab.analysis.runs import read_run
-from ddl.lab.config.stored import plain
-from ddl.lab.load import load
+from ddl.models import GPT, GPTConfig
+from ddl.optim import OptimConfig, learning_rate, make_optimizer
 
 VALUES = "0123456789ABCDEF"
-ASKED = 0.3  # share of questions among the statements
-DOCUMENTS, STATEMENTS = 100, 20_000  # 8 MB of text
-SCORED, SCORED_SEED = 256, 1_000_003
+ASKED = 0.5  # share of questions among the statements
+BATCH, STEPS, WARMUP = 16, 1500, 100
+SCORED = 256  # sequences
+SEEDS_OF_A_RUN = 1_000_000  # those below are of what is scored
 MOST_WRITES = 8  # assignments are counted apart up to so many
+TUNED_ON, SEEDS, RATES = 101, (1, 2, 3), (1.5e-3, 3e-3, 6e-3)
+RECORDS = Path(__file__).parent / "records"
+IGNORED = -100
 
 
-def statements(r: random.Random, variables: int, span: int) -> Iterator[tuple[str, int | None]]:
+@dataclass(frozen=True)
+class Task:
+    """Tokens of a sequence, variables, and statements within which what is asked was assigned."""
+
+    block: int
+    variables: int
+    span: int
+
+
+# --- the task -------------------------------------------------------------------------------------
+
+
+def statements(r: random.Random, task: Task) -> Iterator[tuple[str, int | None]]:
     """Statements without end, and for a question how often its variable was assigned by then."""
     value: dict[str, str] = {}
     assigned: dict[str, int] = {}  # variable → statement of its last assignment
     writes: dict[str, int] = defaultdict(int)
     number = 0
     while True:
-        known = sorted(name for name, at in assigned.items() if number - at <= span)
+        known = sorted(name for name, at in assigned.items() if number - at <= task.span)
         if known and r.random() < ASKED:
             name = r.choice(known)
             yield f"{name}?{value[name]} ", writes[name]
         else:
-            name = string.ascii_lowercase[r.randrange(variables)]
+            name = string.ascii_lowercase[r.randrange(task.variables)]
             value[name], assigned[name] = r.choice(VALUES), number
             writes[name] += 1
             yield f"{name}={value[name]} ", None
         number += 1
 
 
-def write(out: Path, variables: int, span: int, seed: int) -> None:
-    """Write a corpus for `ddl prepare`, one document per line."""
-    lines = []
-    for document in range(DOCUMENTS):
-        source = statements(random.Random(seed + document), variables, span)
-        text = "".join(next(source)[0] for _ in range(STATEMENTS))
-        lines.append(json.dumps({"text": text}))
-    write_text(out, "\n".join(lines) + "\n")
+def sequence(seed: int, task: Task) -> tuple[list[int], list[int | None]]:
+    """The tokens of a sequence, and of every statement what `statements` counts."""
+    found = list(islice(statements(random.Random(seed), task), task.block // 4))
+    return list("".join(text for text, _ in found).encode()), [writes for _, writes in found]
 
 
-def score(path: Path, variables: int, span: int) -> dict[str, Any] | None:
-    """How often a run's model knows the answer, over how often it was assigned before."""
-    run = read_run(path, path.name)
-    if not run.finished:
-        return None
-    model, _ = load(path, "cpu")
-    block = model.config.block_size
+def answers_of(tokens: Tensor) -> Tensor:
+    """The labels: the answers alone, which follow a question mark."""
+    asked = torch.zeros_like(tokens, dtype=torch.bool)
+    asked[:, 1:] = tokens[:, :-1] == ord("?")
+    return tokens.where(asked, IGNORED)
+
+
+# --- a run ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    variant: str
+    task: Task
+    model: GPTConfig
+    lr: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        task = self.task
+        return f"{self.variant}-T{task.block}-v{task.variables}-lr{self.lr:g}-s{self.seed}"
+
+
+def train(run: Run) -> GPT:
+    """Train a model on sequences that no other step has, the same for every variant of a seed."""
+    torch.manual_seed(run.seed)
+    model = GPT(run.model)
+    config = OptimConfig(lr=run.lr, warmup_steps=WARMUP)
+    optimizer = make_optimizer(model, config)
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step, STEPS)
+        first = SEEDS_OF_A_RUN * run.seed + BATCH * step
+        seeds = range(first, first + BATCH)
+        tokens = torch.tensor([sequence(seed, run.task)[0] for seed in seeds])
+        loss = model(tokens, labels=answers_of(tokens)).loss
+        assert loss is not None
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.step()
+    return model
+
+
+@torch.inference_mode()
+def score(model: GPT, task: Task) -> dict[str, Any]:
+    """How often the model knows the answer: of all, and over how often it had been assigned."""
     right: dict[int, list[bool]] = defaultdict(list)
     for number in range(SCORED):
-        source = statements(random.Random(SCORED_SEED + number), variables, span)
-        written = [next(source) for _ in range(block // 4)]
-        tokens = torch.tensor([list("".join(text for text, _ in written).encode())])
-        with torch.inference_mode():
-            likeliest = model(tokens).logits[0].argmax(-1)
-        for at, (_, writes) in enumerate(written):
+        tokens, written = sequence(number, task)
+        likeliest = model(torch.tensor([tokens])).logits[0].argmax(-1).tolist()
+        for at, writes in enumerate(written):
             if writes is not None:
-                known = bool(likeliest[4 * at + 1] == tokens[0, 4 * at + 2])
+                known = likeliest[4 * at + 1] == tokens[4 * at + 2]
                 right[min(writes, MOST_WRITES)].append(known)
     every = [known for group in right.values() for known in group]
     return {
-        "name": path.name,
-        "config": plain(run.options),
-        "parameters": run.parameters,
-        "loss": run.final.loss if run.final else None,
         "accuracy": sum(every) / len(every),
         "questions": len(every),
-        "by_writes": {n: [sum(g) / len(g), len(g)] for n, g in sorted(right.items())},
+        "by_writes": {
+            n: [sum(group) / len(group), len(group)] for n, group in sorted(right.items())
+        },
     }
+
+
+def record_of(run: Run) -> dict[str, Any]:
+    start = time.process_time()
+    model = train(run)
+    return {
+        "name": run.name,
+        "variant": run.variant,
+        "task": vars(run.task),
+        "lr": run.lr,
+        "seed": run.seed,
+        "steps": STEPS,
+        "parameters": model.num_parameters(),
+        **score(model, run.task),
+        "processor_seconds": round(time.process_time() - start),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+# --- what is compared -----------------------------------------------------------------------------
+
+OVER_TIME = GPTConfig(
+    residual="additive",
+    vocab_size=128,
+    block_size=256,
+    num_layers=2,
+    hidden_size=64,
+    head_size=16,
+)
+# States of 4·16² numbers in every layer, and MLPs that make the parameters equal within 0.2 %.
+TIME = {
+    "deltanet": replace(OVER_TIME, mixer="deltanet", num_heads=4, mlp_size=217),
+    "deltaproduct": replace(OVER_TIME, mixer="deltaproduct", mixer_n=2, num_heads=4, mlp_size=170),
+    "multi-kv": replace(OVER_TIME, mixer="multi-kv", mixer_n=2, num_heads=2, mlp_size=228),
+    "multi-value": replace(OVER_TIME, mixer="multi-value", mixer_n=2, num_heads=2, mlp_size=239),
+}
+OVER_DEPTH = GPTConfig(
+    residual="additive",
+    vocab_size=128,
+    block_size=256,
+    num_layers=4,
+    num_heads=4,
+    hidden_size=64,
+)
+DEPTH = {
+    "additive": OVER_DEPTH,
+    "tied": replace(OVER_DEPTH, residual="ddl-cc"),
+    "none": replace(OVER_DEPTH, residual="ddl-cc", erase="none"),
+    "separate": replace(OVER_DEPTH, residual="ddl-cc", erase="separate"),
+}
+SETS: dict[str, tuple[dict[str, GPTConfig], list[Task]]] = {
+    "time": (TIME, [Task(256, 16, 48)]),
+    "depth": (DEPTH, [Task(block, v, 2 * v) for block, v in product((128, 256), (4, 16))]),
+}
+
+
+def planned(which: str, kept: list[dict[str, Any]]) -> list[Run]:
+    """The runs that can be done: those to tune, and of tuned variants those to compare."""
+    variants, tasks = SETS[which]
+    runs = []
+    for (variant, model), task in product(variants.items(), tasks):
+        model = replace(model, block_size=task.block)
+        tuning = [Run(variant, task, model, lr, TUNED_ON) for lr in RATES]
+        runs += tuning
+        accuracy = {record["name"]: record["accuracy"] for record in kept}
+        if all(run.name in accuracy for run in tuning):
+            best = max(tuning, key=lambda run: accuracy[run.name])
+            runs += [replace(best, seed=seed) for seed in SEEDS]
+    return runs
+
+
+def _share(run: Run, parts: int) -> int:
+    return zlib.crc32(run.name.encode()) % parts
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=("write", "score"))
-    parser.add_argument("paths", type=Path, nargs="+", help="write: OUT; score: RUNS OUT")
-    parser.add_argument("--variables", type=int, default=16)
-    parser.add_argument("--span", type=int, default=64, help="statements")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("which", choices=tuple(SETS))
+    parser.add_argument("--part", default="0/1", help="i/n: the i-th of n shares of the runs")
     args = parser.parse_args()
-    if args.action == "write":
-        write(*args.paths, args.variables, args.span, args.seed)
-        return
-    runs, out = args.paths
-    kept = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    names = {record["name"] for record in kept}
-    folders = sorted(path.parent for path in runs.glob("*/config.json"))
-    fresh = [score(path, args.variables, args.span) for path in folders if path.name not in names]
-    kept += [record for record in fresh if record is not None]
-    kept.sort(key=lambda record: record["name"])
-    write_text(out, "".join(json.dumps(record) + "\n" for record in kept))
+    part, parts = map(int, args.part.split("/"))
+    out = RECORDS / f"recall-{args.which}.jsonl"
+    while True:
+        names = {record["name"] for record in read(out)}
+        ours = (run for run in planned(args.which, read(out)) if _share(run, parts) == part)
+        run = next((run for run in ours if run.name not in names), None)
+        if run is None:
+            return
+        record = record_of(run)
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        print(f"{run.name}: accuracy {record['accuracy']:.3f}", flush=True)
 
 
 if __name__ == "__main__":

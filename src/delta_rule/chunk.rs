@@ -158,6 +158,12 @@ impl<'a, A: Sliced> Steps<'a, A> {
         at.is_multiple_of(self.n) && self.of.starts(self.chunk.first + at / self.n)
     }
 
+    /// Returns true if the state right before this step is zero.
+    #[inline(always)]
+    pub fn begins(&self, at: usize) -> bool {
+        self.starts(at) || self.chunk.first + at == 0 && self.problem.initial_state.is_none()
+    }
+
     /// Returns true if the state decays right before this step.
     #[inline(always)]
     pub fn decays(&self, at: usize) -> bool {

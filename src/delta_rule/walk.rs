@@ -193,7 +193,7 @@ impl<A: Sliced> Steps<'_, A> {
         partial: &mut Partial<A>,
         along: &mut Option<A>,
     ) {
-        let (token, starts) = (at / self.n, self.starts(at));
+        let (token, starts) = (at / self.n, self.begins(at));
         if self.of.decays_by_row() {
             if at.is_multiple_of(self.n) {
                 let to = row_mut(&mut partial.dg, token, self.rows);

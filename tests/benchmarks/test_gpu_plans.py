@@ -64,11 +64,11 @@ def test_every_plan_to_compare_is_one_that_the_planner_does_not_take(load: Any) 
 
 @needs_emulator
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("index", range(9))
+@pytest.mark.parametrize("index", range(11))
 def test_every_plan_to_compare_is_right(load: Any, index: int) -> None:
     plans, worker, jobs = load("gpu.plans"), load("gpu.worker"), load("gpu.jobs")
     choice = plans.CHOICES[index]
-    assert len(plans.CHOICES) == 9
+    assert len(plans.CHOICES) == 11
     case = load("gpu.calls").case(*choice[:4], {"batch": 1, "time": 9}, "bfloat16")
     for plan in choice.plans:
         with worker.place("emulated", plan):

@@ -140,7 +140,7 @@ def test_two_processes_fill_the_cache_at_once_before_one_uses_both(driver, tmp_p
 @pytest.mark.exhaustive
 def test_two_of_one_generation_keep_to_their_own_shared_memory(driver, tmp_path):
     """Code for 8.0 would run on 8.6, which has less shared memory."""
-    machine = Machine(driver, tmp_path, "80 86", 2048)
+    machine = Machine(driver, tmp_path, "80 86", 8192)
     in_turn, ranks = machine.in_turn(), machine.ranks()
     check_kept_apart(machine, in_turn, ranks)
     most = [

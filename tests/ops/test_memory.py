@@ -93,7 +93,7 @@ def refusal(operator: str, asked: str) -> str:
         ("backward(read(8, 1024, 4, 1024))", 24, "read", "16 MiB"),
         ("expand(8, 1024, 4, 1024)", 8, "expand", "16 MiB"),
         ("backward(expand(8, 1024, 4, 1024))", 24, "expand", "16 MiB"),
-        ("rewrite(4, 2**20, 2)", 36, "rewrite", "8 MiB"),
+        ("rewrite(4, 2**20, 2)", 36, "rewrite", "4 MiB"),
     ],
 )
 def test_too_little_memory_is_an_error(call, room, operator, asked):

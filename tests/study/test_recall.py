@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from ddl.models import GPT
 from study import recall
-from tests.support import ROOT
 
-VARIABLES, SPAN, BLOCK = 5, 12, 240
+TASK = recall.Task(block=240, variables=5, span=12)
 
 
 def test_an_answer_is_what_was_assigned_last() -> None:
-    source = recall.statements(random.Random(3), VARIABLES, SPAN)
+    source = recall.statements(random.Random(3), TASK)
     value: dict[str, str] = {}
     at: dict[str, int] = {}
     count: dict[str, int] = {}
@@ -37,28 +35,22 @@ def test_an_answer_is_what_was_assigned_last() -> None:
             continue
         asked += 1
         assert given == value[name]
-        assert number - at[name] <= SPAN
+        assert number - at[name] <= TASK.span
         assert writes == count[name]
     assert set(value) == set("abcde")
     assert asked == pytest.approx(recall.ASKED * 3000, rel=0.1)
 
 
-def test_the_text_is_the_same_for_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recall, "DOCUMENTS", 3)
-    monkeypatch.setattr(recall, "STATEMENTS", 50)
-    texts = []
-    for seed in (0, 0, 7):
-        recall.write(tmp_path / "a.jsonl", VARIABLES, SPAN, seed)
-        lines = (tmp_path / "a.jsonl").read_text().splitlines()
-        assert [len(json.loads(line)["text"]) for line in lines] == [200] * 3
-        texts.append(lines)
-    assert texts[0] == texts[1] != texts[2]
+def test_only_answers_are_labels() -> None:
+    tokens, written = recall.sequence(7, TASK)
+    labels = recall.answers_of(torch.tensor([tokens]))[0].reshape(-1, 4)
+    assert len(tokens) == TASK.block
+    for row, answer, writes in zip(labels, tokens[2::4], written, strict=True):
+        assert row.tolist() == [-100, -100, answer if writes else -100, -100]
 
 
 class Answering:
-    """A model that knows the value assigned last, or the first one; block_size BLOCK."""
-
-    config = SimpleNamespace(block_size=BLOCK)
+    """A model that knows the value assigned last, or the first one."""
 
     def __init__(self, *, overwrites: bool) -> None:
         self.overwrites = overwrites
@@ -78,24 +70,45 @@ class Answering:
 @pytest.mark.parametrize("overwrites", [True, False])
 def test_the_score(overwrites: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall, "SCORED", 40)
-    run = SimpleNamespace(finished=True, options=None, parameters=1, final=None)
-    monkeypatch.setattr(recall, "read_run", lambda *_: run)
-    monkeypatch.setattr(recall, "plain", lambda _: {})
-    monkeypatch.setattr(recall, "load", lambda *_: (Answering(overwrites=overwrites), None))
-    found = recall.score(Path("run"), VARIABLES, SPAN)
-    assert found is not None
+    model: Any = Answering(overwrites=overwrites)
+    found = recall.score(model, TASK)
     assert found["questions"] == sum(count for _, count in found["by_writes"].values())
     assert found["by_writes"][1][0] == 1.0
     for writes in range(2, recall.MOST_WRITES + 1):
         right, count = found["by_writes"][writes]
         chance = 1 / len(recall.VALUES)
         assert count > 20
-        assert right == (1.0 if overwrites else pytest.approx(chance, abs=0.12))
-    monkeypatch.setattr(run, "finished", False)
-    assert recall.score(Path("run"), VARIABLES, SPAN) is None
+        assert right == (1.0 if overwrites else pytest.approx(chance, abs=0.15))
 
 
-def test_its_help() -> None:
-    command = [sys.executable, "-m", "study.recall", "--help"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "A task that needs overwriting" in said
+def test_runs_are_planned_done_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three rates on a seed, then three seeds with the best; two shares make the whole."""
+    small = replace(recall.TIME["deltanet"], hidden_size=32, num_heads=2, num_layers=1)
+    task = recall.Task(40, 3, 6)
+    monkeypatch.setattr(recall, "SETS", {"time": ({"a": small}, [task])})
+    monkeypatch.setattr(recall, "RECORDS", tmp_path)
+    monkeypatch.setattr(recall, "STEPS", 3)
+    monkeypatch.setattr(recall, "SCORED", 4)
+    for part in ("0/2", "1/2", "0/2", "1/2"):
+        monkeypatch.setattr("sys.argv", ["recall", "time", "--part", part])
+        recall.main()
+    records = recall.read(tmp_path / "recall-time.jsonl")
+    assert capsys.readouterr().out.count("accuracy") == len(records) == 6
+    best = max((r for r in records if r["seed"] == 101), key=lambda r: r["accuracy"])
+    assert [r["lr"] for r in records if r["seed"] != 101] == [best["lr"]] * 3
+    assert {r["seed"] for r in records} == {1, 2, 3, 101}
+    assert all(r["parameters"] == records[0]["parameters"] for r in records)
+
+
+def test_models_of_a_set_are_equal_in_size() -> None:
+    """Over time: parameters within 0.2 %, and numbers of the states."""
+    models = {name: GPT(config) for name, config in recall.TIME.items()}
+    sizes = [model.num_parameters() for model in models.values()]
+    assert max(sizes) / min(sizes) < 1.002
+    states = set()
+    for model in models.values():
+        mixer = model.trunk.sublayers[0].mixer
+        states.add(mixer.heads * mixer.layout.states * mixer.head_size**2)
+    assert len(states) == 1

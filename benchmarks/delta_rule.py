@@ -30,7 +30,7 @@ from ddl.lab.bench.measure import MismatchError, Timed, compare, interleave, rat
 from ddl.lab.bench.tables import Table
 from memory import kept_beside
 
-FULL = {"sizes": [64, 128], "times": [512, 4096], "heads": 8, "rounds": 11, "threads": 1}
+FULL = {"sizes": [64, 128], "times": [512, 4096], "heads": 8, "rounds": 5, "threads": 1}
 QUICK = FULL | {"sizes": [16], "times": [70], "heads": 2, "rounds": 2}
 # The least ratios of times, by size; None: any size. Memory: the largest share.
 GOALS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ddl.models import GPT
-from study import recall
+from study import recall, recall_page
 
 TASK = recall.Task(block=240, variables=5, span=12)
 
@@ -112,3 +113,43 @@ def test_models_of_a_set_are_equal_in_size() -> None:
         mixer = model.trunk.sublayers[0].mixer
         states.add(mixer.heads * mixer.layout.states * mixer.head_size**2)
     assert len(states) == 1
+
+
+def test_the_page_is_current() -> None:
+    assert recall_page.main(["--check"]) == 0
+
+
+def test_the_table_of_some_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recall, "RECORDS", tmp_path)
+    task = recall.SETS["time"][1][0]
+    assert recall_page.table("time") == "Not trained yet."
+    lines = [
+        {
+            "name": f"{variant}-{seed}",
+            "variant": variant,
+            "task": vars(task),
+            "lr": 0.003,
+            "seed": seed,
+            "parameters": 1000,
+            "accuracy": accuracy + 0.01 * seed,
+            "by_writes": {"1": [1.0, 10], "2": [0.5, 30], "8": [0.25, 10]},
+            "processor_seconds": 1800,
+            "vectors": "AVX2",
+        }
+        for variant, accuracy, seeds in (
+            ("deltanet", 0.5, (1, 2, 3)),
+            ("multi-kv", 0.7, (1, 2, 3)),
+            ("multi-value", 0.7, (1, 101)),  # not yet all
+        )
+        for seed in seeds
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "recall-time.jsonl").write_text(text)
+    head, _, *rows, _, end = recall_page.table("time").splitlines()
+    assert head.count("|") == rows[0].count("|") == rows[1].count("|")
+    assert len(rows) == 2
+    assert "| 0.520 (0.510–0.530) | 1.000 | 0.500 | 0.250 |  |  |" in rows[0]
+    assert (
+        "| 0.720 (0.710–0.730) | 1.000 | 0.500 | 0.250 | **+0.200** | +0.200 to +0.200 |" in rows[1]
+    )
+    assert "in 4.0 hours of a core (AVX2)" in end

@@ -1,0 +1,120 @@
+"""Write the tables of docs/recall.md from the committed records of study/recall.py.
+
+python -m study.recall_page          # after python -m study.recall
+python -m study.recall_page --check  # says whether the page is current, exit status 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ddl.files import write_text
+from ddl.lab.analysis.student import interval
+from docs.scripts.marked import fill
+
+from . import recall
+
+PAGE = Path(__file__).parent.parent / "docs" / "recall.md"
+Record = dict[str, Any]
+
+
+def table(which: str) -> str:
+    """Accuracy of every variant of a task that all seeds were trained for, and the differences."""
+    records = recall.read(recall.RECORDS / f"recall-{which}.jsonl")
+    if not records:
+        return "Not trained yet."
+    variants, tasks = recall.SETS[which]
+    baseline = next(iter(variants))
+    rows = [
+        "| tokens, variables | variant | parameters | learning rate | accuracy | once | 2 to 4 "
+        f"times | more often | difference from {baseline} | 95 % interval |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for task in tasks:
+        done = {name: found for name in variants if (found := of(records, name, task))}
+        if baseline in done:
+            rows += [_row(task, name, found, done[baseline]) for name, found in done.items()]
+    return "\n".join([*rows, "", provenance(records)])
+
+
+def of(records: Iterable[Record], variant: str, task: recall.Task) -> dict[int, Record]:
+    """The runs of a variant by seed, without those to tune; none unless all seeds are there."""
+    found = {
+        record["seed"]: record
+        for record in records
+        if record["variant"] == variant
+        and record["task"] == vars(task)
+        and record["seed"] in recall.SEEDS
+    }
+    return found if len(found) == len(recall.SEEDS) else {}
+
+
+def _row(task: recall.Task, name: str, runs: dict[int, Record], baseline: dict[int, Record]) -> str:
+    first = next(iter(runs.values()))
+    accuracy = [run["accuracy"] for run in runs.values()]
+    cells = [
+        f"{task.block}, {task.variables}",
+        f"`{name}`",
+        f"{first['parameters']:,}",
+        f"{first['lr']:g}",
+        f"{statistics.fmean(accuracy):.3f} ({min(accuracy):.3f}–{max(accuracy):.3f})",
+        *(f"{_share(runs, writes):.3f}" for writes in ((1,), (2, 3, 4), (5, 6, 7, 8))),
+    ]
+    if runs is baseline:
+        return f"| {' | '.join([*cells, '', ''])} |"
+    differences = [run["accuracy"] - baseline[seed]["accuracy"] for seed, run in runs.items()]
+    mean, low, high = interval(differences)
+    assert low is not None
+    assert high is not None
+    shown = f"**{mean:+.3f}**" if low > 0 or high < 0 else f"{mean:+.3f}"
+    return f"| {' | '.join([*cells, shown, f'{low:+.3f} to {high:+.3f}'])} |"
+
+
+def _share(runs: dict[int, Record], writes: tuple[int, ...]) -> float:
+    """The share of right answers among questions after so many assignments of a variable."""
+    groups = [
+        run["by_writes"][key]
+        for run in runs.values()
+        for n in writes
+        if (key := str(n)) in run["by_writes"]
+    ]
+    return sum(share * count for share, count in groups) / sum(count for _, count in groups)
+
+
+def provenance(records: list[Record]) -> str:
+    vectors = ", ".join(sorted({record["vectors"] for record in records}))
+    hours = sum(record["processor_seconds"] for record in records) / 3600
+    return (
+        f"{len(records)} runs of {recall.STEPS:,} steps with {recall.BATCH} sequences, those for "
+        f"the learning rates included, in {hours:.1f} hours of a core ({vectors})."
+    )
+
+
+def text(page: str) -> str:
+    tables = {f"recall-{which}": table(which) for which in recall.SETS}
+    return fill(page, tables, name=PAGE.name)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    args = parser.parse_args(arguments)
+    page = PAGE.read_text(encoding="utf-8")
+    current = text(page)
+    if args.check:
+        if current != page:
+            print(f"{PAGE.name} is stale: run python -m study.recall_page", file=sys.stderr)
+        return int(current != page)
+    write_text(PAGE, current)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -36,7 +36,7 @@ from ddl.optim import OptimConfig, learning_rate, make_optimizer
 
 VALUES = "0123456789ABCDEF"
 ASKED = 0.5  # share of questions among the statements
-BATCH, STEPS, WARMUP = 16, 1500, 100
+BATCH, STEPS, WARMUP = 16, 1000, 100
 SCORED = 256  # sequences
 SEEDS_OF_A_RUN = 1_000_000  # those below are of what is scored
 MOST_WRITES = 8  # assignments are counted apart up to so many
@@ -173,14 +173,14 @@ OVER_TIME = GPTConfig(
     block_size=256,
     num_layers=2,
     hidden_size=64,
-    head_size=16,
+    head_size=8,
 )
-# States of 4·16² numbers in every layer, and MLPs that make the parameters equal within 0.2 %.
+# States of 4·8² numbers in every layer, and MLPs that make the parameters equal within 0.2 %.
 TIME = {
-    "deltanet": replace(OVER_TIME, mixer="deltanet", num_heads=4, mlp_size=217),
+    "deltanet": replace(OVER_TIME, mixer="deltanet", num_heads=4, mlp_size=194),
     "deltaproduct": replace(OVER_TIME, mixer="deltaproduct", mixer_n=2, num_heads=4, mlp_size=170),
-    "multi-kv": replace(OVER_TIME, mixer="multi-kv", mixer_n=2, num_heads=2, mlp_size=228),
-    "multi-value": replace(OVER_TIME, mixer="multi-value", mixer_n=2, num_heads=2, mlp_size=239),
+    "multi-kv": replace(OVER_TIME, mixer="multi-kv", mixer_n=2, num_heads=2, mlp_size=200),
+    "multi-value": replace(OVER_TIME, mixer="multi-value", mixer_n=2, num_heads=2, mlp_size=205),
 }
 OVER_DEPTH = GPTConfig(
     residual="additive",
@@ -197,7 +197,7 @@ DEPTH = {
     "separate": replace(OVER_DEPTH, residual="ddl-cc", erase="separate"),
 }
 SETS: dict[str, tuple[dict[str, GPTConfig], list[Task]]] = {
-    "time": (TIME, [Task(256, 16, 48)]),
+    "time": (TIME, [Task(256, 24, 48)]),
     "depth": (DEPTH, [Task(block, v, 2 * v) for block, v in product((128, 256), (4, 16))]),
 }
 

@@ -175,7 +175,7 @@ OVER_TIME = GPTConfig(
     hidden_size=64,
     head_size=8,
 )
-# States of 4·8² numbers in every layer, and MLPs that make the parameters equal within 0.2 %.
+# States of 4·8² numbers in every layer, and MLPs that make the parameters equal within 0.3 %.
 TIME = {
     "deltanet": replace(OVER_TIME, mixer="deltanet", num_heads=4, mlp_size=194),
     "deltaproduct": replace(OVER_TIME, mixer="deltaproduct", mixer_n=2, num_heads=4, mlp_size=170),

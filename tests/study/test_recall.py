@@ -104,10 +104,10 @@ def test_runs_are_planned_done_and_kept(
 
 
 def test_models_of_a_set_are_equal_in_size() -> None:
-    """Over time: parameters within 0.2 %, and numbers of the states."""
+    """Over time: parameters within 0.3 %, and numbers of the states."""
     models = {name: GPT(config) for name, config in recall.TIME.items()}
     sizes = [model.num_parameters() for model in models.values()]
-    assert max(sizes) / min(sizes) < 1.002
+    assert max(sizes) / min(sizes) < 1.003
     states = set()
     for model in models.values():
         mixer = model.trunk.sublayers[0].mixer

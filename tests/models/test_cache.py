@@ -51,6 +51,7 @@ def in_pieces(model: GPT, idx: Tensor, pieces: list[int], **options: object) -> 
     return torch.cat(logits, dim=1)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("residual", EVERY)
 @pytest.mark.parametrize(
     "pieces", [[1] * 12, [8, 1, 3], [2, 1, 1, 8], [3, 9], [12]], ids=lambda p: "-".join(map(str, p))
@@ -79,6 +80,7 @@ def test_prompts_of_any_length_and_two_hundred_tokens(residual, prompt):
     torch.testing.assert_close(torch.stack(logits, dim=1), whole, rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("residual", EVERY)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_changes_nothing(residual, side):
@@ -325,6 +327,7 @@ def static_pieces(model: GPT, idx: Tensor, pieces: list[int], mask: Tensor | Non
     return torch.cat(logits, dim=1)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("residual", EVERY)
 @pytest.mark.parametrize("pieces", [[1] * 12, [8, 1, 3], [2, 1, 1, 8], [12]], ids=str)
 def test_a_static_cache_gives_the_same_logits(residual, pieces):

@@ -51,6 +51,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_documents(residual):
         close(gradient, wanted)
 
 
+@pytest.mark.table(1)
 @every_residual
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("pieces", [[1] * TIME, [5, 1, 6], [2, 10]], ids=str)
@@ -64,6 +65,7 @@ def test_pieces_give_what_the_whole_gives(residual, static, pieces):
     close(torch.cat(parts, 1), model(idx, document_starts=STARTS).logits)
 
 
+@pytest.mark.table(1)
 @every_residual
 @pytest.mark.parametrize("static", [False, True])
 def test_the_last_document_goes_on(residual, static):
@@ -79,6 +81,7 @@ def test_the_last_document_goes_on(residual, static):
     close(torch.cat(steps, 1), expected[order, 8:])
 
 
+@pytest.mark.table(1)
 @every_residual
 @pytest.mark.parametrize("static", [False, True])
 def test_padding_before_documents(residual, static):

@@ -16,7 +16,7 @@ from torch import Tensor
 from ddl import reference
 from ddl.errors import InputError
 from ddl.models import GPT, Flops, GPTConfig, flops_by_part, flops_per_token
-from ddl.models.flops import baselines, residuals, sublayers
+from ddl.models.flops import baselines, mixers, residuals, sublayers
 from ddl.models.streams.attention_residual import attend
 from ddl.models.streams.gated import GatedConnection, GatedRead
 from ddl.models.streams.hyper import HyperConnection
@@ -414,7 +414,7 @@ def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) ->
 def test_every_formula_has_a_row() -> None:
     functions = {
         name
-        for module in (sublayers, residuals, baselines)
+        for module in (sublayers, residuals, baselines, mixers)
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     }
@@ -432,6 +432,22 @@ def test_the_formulas_of_the_rows() -> None:
             (flops.backward - flops.matrix_backward),
         )
 
+    r = 3
+    of_state = (
+        (n + r) * K**2,
+        2 * n * (K**2 + K) + r * K + K**2,
+        n * (5 * K**2 + 4 * K) + K**2 + r * K + 3 * K**2,
+    )
+    assert other(mixers.recurrence(K, n, r, True)) == of_state
+    config = replace(BASE, mixer="multi-value", mixer_n=2)  # heads of 8, two of them
+    q, v, states = 16, 32, 4
+    first, rest, back = other(
+        mixers.mixer(config) + -1 * states * mixers.recurrence(8, 1, 1, False)
+    )
+    gates = (16 * states, states + 2 * states, states + 3 * states)
+    assert first == 16 * (2 * q + 3 * v) + gates[0]
+    assert rest == 12 * (2 * q + v) + 4 * 2 * q + 6 * v + gates[1]
+    assert back == 17 * (2 * q + v) + 8 * 2 * q + 14 * v + 4 * 16 + gates[2]
     core = (2 * k * w, 5 * k * H + 2 * w, 4 * k * H + 2 * w)
     assert other(sublayers.attention_core(w, H, k)) == core
     assert other(sublayers.attention(d, w, H, k)) == (

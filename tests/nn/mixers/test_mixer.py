@@ -29,6 +29,7 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
+@pytest.mark.table(1)
 @every_gate
 @every_kind
 def test_no_token_sees_a_later_one(kind: str, gated: Any) -> None:
@@ -38,6 +39,7 @@ def test_no_token_sees_a_later_one(kind: str, gated: Any) -> None:
     close(mixer(changed)[:, :7], mixer(h)[:, :7])
 
 
+@pytest.mark.table(1)
 @every_gate
 @every_kind
 def test_padding_leaves_no_trace(kind: str, gated: Any) -> None:
@@ -58,6 +60,7 @@ def test_padding_leaves_no_trace(kind: str, gated: Any) -> None:
         close(history._kept["a.state"], alone._kept["a.state"])
 
 
+@pytest.mark.table(1)
 @every_gate
 @every_kind
 def test_documents_are_computed_as_if_alone(kind: str, gated: Any) -> None:
@@ -72,6 +75,7 @@ def test_documents_are_computed_as_if_alone(kind: str, gated: Any) -> None:
     close(mixer(spoilt, document_starts=starts)[0, 4:], y[0, 4:])
 
 
+@pytest.mark.table(1)
 @every_gate
 @every_kind
 @pytest.mark.parametrize("pieces", [[1] * T, [3, 1, 7], [10, 1]], ids=str)

@@ -27,14 +27,14 @@ def mixer(config: GPTConfig) -> Flops:
     convolved = compress(q + k + v, 1, "token", TAPS) + elementwise(q + k + v, 2 * (q + k + v))
     unit = rms_norm(q + k, weight=False) + elementwise(q + k, q + k)
     gates = projected_gates(d, layout.steps * states, None)
-    decay = _decay(config, states)
+    decays = decay(config, states)
     ends = rms_norm(y) + elementwise(2 * y, 4 * y)
-    of_context = shared(d * (4 if decay == NOTHING else 5))
-    recurrence = states * _recurrence(size, layout.steps, outputs // states, config.mixer_gated)
-    return maps + convolved + unit + gates + decay + ends + of_context + recurrence
+    of_context = shared(d * (4 if decays == NOTHING else 5))
+    of_states = states * recurrence(size, layout.steps, outputs // states, config.mixer_gated)
+    return maps + convolved + unit + gates + decays + ends + of_context + of_states
 
 
-def _decay(config: GPTConfig, states: int) -> Flops:
+def decay(config: GPTConfig, states: int) -> Flops:
     """g = −exp(a)·softplus(f(h) + b): 2 forward and 4 backward for each, beside the map f."""
     d, size = config.hidden_size, config.head_dim
     match config.mixer_gated:
@@ -48,7 +48,7 @@ def _decay(config: GPTConfig, states: int) -> Flops:
             return maps + elementwise(2 * number, 4 * number)
 
 
-def _recurrence(size: int, steps: int, queries: int, gated: bool | str) -> Flops:
+def recurrence(size: int, steps: int, queries: int, gated: bool | str) -> Flops:
     """One token of one state S of size² numbers, with as many steps and queries.
 
     A step: the product kᵀS, and S + k wᵀ: 2·size² forward; backward the gradients of both factors,
@@ -58,5 +58,5 @@ def _recurrence(size: int, steps: int, queries: int, gated: bool | str) -> Flops
     numbers = size * size
     step = product(numbers) + elementwise(2 * numbers + 2 * size, 5 * numbers + 4 * size)
     query = product(numbers) + elementwise(size, size)
-    decay = elementwise(numbers, 3 * numbers) if gated else NOTHING
-    return steps * step + queries * query + shared(numbers) + decay
+    decayed = elementwise(numbers, 3 * numbers) if gated else NOTHING
+    return steps * step + queries * query + shared(numbers) + decayed

@@ -106,6 +106,7 @@ def test_half_precision_gates_are_converted():
     assert torch.equal(functional.delta_rule(**half).y, functional.delta_rule(**wide).y)
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("g", ["head", "feature"])
 def test_long_sequences_do_not_drift(g):
     """The gradient of g is summed over time: after 4,096 tokens it is as exact as after 64."""

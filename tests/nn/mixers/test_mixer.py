@@ -103,6 +103,7 @@ def test_an_interrupted_pass_leaves_the_past_as_it_was() -> None:
     close(y, mixer(h[:, 3:]))
 
 
+@pytest.mark.table(0)
 @every_gate
 def test_compiled_without_breaks_and_exported(gated: Any) -> None:
     mixer, h = make("multi-kv", gated), inputs(torch.float32)

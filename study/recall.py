@@ -36,11 +36,11 @@ from ddl.optim import OptimConfig, learning_rate, make_optimizer
 
 VALUES = "0123456789ABCDEF"
 ASKED = 0.5  # share of questions among the statements
-BATCH, STEPS, WARMUP = 16, 1000, 100
+BATCH, STEPS, WARMUP = 16, 2000, 100
 SCORED = 256  # sequences
 SEEDS_OF_A_RUN = 1_000_000  # those below are of what is scored
 MOST_WRITES = 8  # assignments are counted apart up to so many
-TUNED_ON, SEEDS, RATES = 101, (1, 2, 3), (1.5e-3, 3e-3, 6e-3)
+TUNED_ON, SEEDS, RATES = 101, (1, 2, 3), (3e-3, 6e-3, 1.2e-2)
 RECORDS = Path(__file__).parent / "records"
 IGNORED = -100
 

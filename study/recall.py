@@ -41,7 +41,7 @@ SCORED = 256  # sequences
 SEEDS_OF_A_RUN = 1_000_000  # those below are of what is scored
 MOST_WRITES = 8  # assignments are counted apart up to so many
 TUNED_ON, SEEDS, RATES = 101, (1, 2, 3), (3e-3, 6e-3, 1.2e-2)
-RECORDS = Path(__file__).parent / "records"
+RECORDS = Path(__file__).parent / "records" / "recall"
 IGNORED = -100
 
 
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="i/n: the i-th of n shares of the runs")
     args = parser.parse_args()
     part, parts = map(int, args.part.split("/"))
-    out = RECORDS / f"recall-{args.which}.jsonl"
+    out = RECORDS / f"{args.which}.jsonl"
     while True:
         names = {record["name"] for record in read(out)}
         ours = (run for run in planned(args.which, read(out)) if _share(run, parts) == part)

@@ -25,7 +25,7 @@ Record = dict[str, Any]
 
 def table(which: str) -> str:
     """Accuracy of every variant of a task that all seeds were trained for, and the differences."""
-    records = recall.read(recall.RECORDS / f"recall-{which}.jsonl")
+    records = recall.read(recall.RECORDS / f"{which}.jsonl")
     if not records:
         return "Not trained yet."
     variants, tasks = recall.SETS[which]

@@ -95,7 +95,7 @@ def test_runs_are_planned_done_and_kept(
     for part in ("0/2", "1/2", "0/2", "1/2"):
         monkeypatch.setattr("sys.argv", ["recall", "time", "--part", part])
         recall.main()
-    records = recall.read(tmp_path / "recall-time.jsonl")
+    records = recall.read(tmp_path / "time.jsonl")
     assert capsys.readouterr().out.count("accuracy") == len(records) == 6
     best = max((r for r in records if r["seed"] == 101), key=lambda r: r["accuracy"])
     assert [r["lr"] for r in records if r["seed"] != 101] == [best["lr"]] * 3
@@ -144,7 +144,7 @@ def test_the_table_of_some_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for seed in seeds
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "recall-time.jsonl").write_text(text)
+    (tmp_path / "time.jsonl").write_text(text)
     head, _, *rows, _, end = recall_page.table("time").splitlines()
     assert head.count("|") == rows[0].count("|") == rows[1].count("|")
     assert len(rows) == 2

@@ -39,7 +39,8 @@ def table(which: str) -> str:
         done = {name: found for name in variants if (found := of(records, name, task))}
         if baseline in done:
             rows += [_row(task, name, found, done[baseline]) for name, found in done.items()]
-    return "\n".join([*rows, "", provenance(records)])
+    found = rows if len(rows) > 2 else ["No variant has all its seeds yet."]
+    return "\n".join([*found, "", provenance(records)])
 
 
 def of(records: Iterable[Record], variant: str, task: recall.Task) -> dict[int, Record]:

@@ -2,9 +2,10 @@
 //!
 //! The recurrence itself is the fastest algorithm here. A state (K, V) is cut into slices of columns, which do not depend
 //! on each other and stay in the first-level cache. A step is a single pass over one: `slice` has those of the forward,
-//! `transposed` those of the backward, and `rows` loads what they take; `single` does without slices where there is a single step. [`forward`] leaves the state before every chunk of
-//! tokens. [`backward`] goes through the chunks from the last to the first: `walk` rebuilds the states of one and walks
-//! back through them, for a slice, and `sums` adds up what slices and states share.
+//! `transposed` those of the backward, and `rows` loads what they take. [`forward`] leaves the state before every chunk of
+//! tokens; where there is a single step, `single` does it without slices. [`backward`] goes through the chunks from the last
+//! to the first: `walk` rebuilds the states of one and walks back through them, for a slice, and `sums` adds up what slices
+//! and states share.
 
 pub mod backward;
 mod chunk;

@@ -205,6 +205,9 @@ def test_compiled_without_breaks() -> None:
 def changed_arguments(query: Any, key: Any, value: Any, g: Any, beta: Any, mode: Any) -> Any: ...
 
 
+def fewer_arguments(query: Any, key: Any, value: Any, g: Any, beta: Any) -> Any: ...
+
+
 def changed_numbers(
     query: Tensor,
     key: Tensor,
@@ -222,7 +225,11 @@ def changed_numbers(
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
-        (changed_arguments, r"arguments in .*torch_chunk\S+ that are known, .* got `mode` besides"),
+        (changed_arguments, r"the arguments beta, .* of \S*torch_chunk\S+, .* got .*, mode in"),
+        (
+            fewer_arguments,
+            r"the arguments beta, .* of \S*torch_chunk\S+, .* got query, .*, beta in",
+        ),
         (changed_numbers, r"the gated delta rule in .*torch_chunk\S+, .* got another one"),
     ],
 )

@@ -177,6 +177,16 @@ def test_a_single_step_of_generation(dtype, layout, g, starts, state, K, V):
     assert torch.equal(again.final_state, found.final_state)
 
 
+@pytest.mark.parametrize("layout", ["alike", "steps", "queries to states"])
+def test_a_decay_of_zeros_has_no_gradient(layout):
+    """Neither before the first token of all nor of a document, not even one of rounding."""
+    given = rounded(problem(layout, T=5, K=16, V=16, state=False, documents=True), F32)
+    given["document_starts"] = torch.tensor([[False, False, True, False, False]] * 2)
+    gradient = results(functional.delta_rule, given)["gradient of g"]
+    assert not gradient[:, [0, 2]].any()
+    assert gradient[:, [1, 3, 4]].any()
+
+
 def test_what_is_saved_changes_no_bit():
     given = rounded(problem("grouped", T=100, K=16, V=40), F32)
     recorded = results(functional.delta_rule, given)

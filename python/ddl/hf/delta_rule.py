@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
 from ddl.functional import delta_rule
+from ddl.nn.mixers.mixer import unit
 
 __all__ = ["accelerate_delta_rule"]
 
@@ -31,11 +31,11 @@ FUNCTIONS = {
     "chunk_kimi_delta_attention": True,
     "recurrent_kimi_delta_attention": True,
 }
+# Their arguments, besides `chunk_size`, which those by chunks have.
 TAKEN = {
     *("query", "key", "value", "g", "beta", "initial_state"),
-    *("output_final_state", "use_qk_l2norm_in_kernel", "chunk_size", "kwargs"),
+    *("output_final_state", "use_qk_l2norm_in_kernel", "kwargs"),
 }
-UNIT_EPS = 1e-6  # of theirs, in x / √(Σ x² + ε)
 
 
 def accelerate_delta_rule() -> Callable[[], None]:
@@ -91,11 +91,11 @@ def _accelerated(module: Any, name: str, function: Function) -> Function:
     """The function that replaces one of transformers', after it has been compared with it."""
     theirs: Function = inspect.unwrap(function)  # without its search for other packages
     signature = inspect.signature(theirs)
-    unknown = signature.parameters.keys() - TAKEN
+    names = signature.parameters.keys()
     where = f"{module.__name__}.{name}"
-    if unknown:
-        expected = f"arguments in {where} that are known"
-        raise RuntimeError(_sentence(expected, f"`{'`, `'.join(sorted(unknown))}` besides"))
+    if not TAKEN <= names <= TAKEN | {"chunk_size"}:
+        expected = f"the arguments {', '.join(sorted(TAKEN))} of {where}"
+        raise RuntimeError(_sentence(expected, ", ".join(names)))
 
     @functools.wraps(theirs)
     def accelerated(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -117,14 +117,9 @@ def _compute(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         given[name].float() for name in ("query", "key", "value", "g", "beta")
     )
     if given["use_qk_l2norm_in_kernel"]:
-        query, key = _unit(query), _unit(key)
+        query, key = unit(query), unit(key)
     y, state = delta_rule(query, key, value, beta, g, initial_state=given["initial_state"])
     return y.to(given["query"].dtype), state if given["output_final_state"] else None
-
-
-def _unit(x: Tensor) -> Tensor:
-    size = x.shape[-1]
-    return F.rms_norm(x, (size,), eps=UNIT_EPS / size) * size**-0.5
 
 
 def _compare(where: str, theirs: Function, ours: Function, by_feature: bool) -> None:
@@ -134,8 +129,8 @@ def _compare(where: str, theirs: Function, ours: Function, by_feature: bool) -> 
         q, k, v = (torch.randn(1, 5, 2, 4) for _ in range(3))
         g = -torch.rand(1, 5, 2, 4) if by_feature else -torch.rand(1, 5, 2)
         more = {"g": g, "beta": torch.rand(1, 5, 2), "initial_state": torch.randn(1, 2, 4, 4)}
-        for unit in (False, True):
-            options = more | {"output_final_state": True, "use_qk_l2norm_in_kernel": unit}
+        for normalised in (False, True):
+            options = more | {"output_final_state": True, "use_qk_l2norm_in_kernel": normalised}
             results = ours(q, k, v, **options), theirs(q, k, v, **options)
             if not all(_near(*pair) for pair in zip(*results, strict=True)):
                 raise RuntimeError(_sentence(f"the gated delta rule in {where}", "another one"))

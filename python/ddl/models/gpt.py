@@ -209,9 +209,7 @@ class GPT(nn.Module):
             with torch.inference_mode():
                 self(earlier, cache=cache, last=1)
         for end in range(length, length + max_new_tokens):
-            if (
-                attends and end > block
-            ):  # the window moves, so every token in it has other tokens before it
+            if attends and end > block:  # the window moves: all its tokens have others before them
                 cache, new = None, out[:, end - block : end]
             # `out` was made outside inference mode, so that it may be used in a training step.
             with torch.inference_mode():

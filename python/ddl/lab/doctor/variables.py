@@ -6,11 +6,7 @@ from ddl import environment
 
 from .report import Facts, Report, tilde
 
-CHOICES = {
-    "DDL_LOG": ("debug",),
-    "DDL_SIMD": ("portable", "avx2"),
-    "DDL_THREADS": ("rayon",),
-}
+CHOICES = {"DDL_LOG": ("debug",), "DDL_SIMD": ("portable", "avx2"), "DDL_THREADS": ("rayon",)}
 LONGEST = 100  # characters of a value that are shown
 FIX = "unset it, or see docs/environment.md"
 

@@ -7,7 +7,6 @@ for a decay per key feature, of low rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -56,10 +55,6 @@ class Decay(nn.Module):
         step = torch.empty_like(self.up.bias).uniform_(low, high).exp_()
         self.up.bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
         self.log_rate.uniform_(*RATES).log_()
-
-    def never_decayed(self) -> Iterator[nn.Parameter]:
-        """The parameters that an optimizer should not decay: zero is no neutral value for them."""
-        yield self.log_rate
 
     def forward(self, h: Tensor) -> Tensor:
         if self.down is not None:

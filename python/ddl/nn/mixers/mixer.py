@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +37,7 @@ class DeltaMixer(nn.Module):
 
     Args:
         hidden_size: d.
-        heads: what has, for each of them, the queries, keys, values and states of its kind.
+        heads: each has the queries, keys, values and states of the kind.
         kind: by Chen's note; n of them per head.
 
             "deltanet": one query, key, value and state. n is 1.
@@ -108,10 +107,8 @@ class DeltaMixer(nn.Module):
             features = (size, size) if gated == "per-feature" else ()
             self.decay = Decay(hidden_size, states, *features, **factory)
         self.norm = nn.RMSNorm(size, eps=norm_eps, **factory)
-        self.c_g, self.c_proj = (
-            linear(hidden_size, outputs * size),
-            linear(outputs * size, hidden_size),
-        )
+        self.c_g = linear(hidden_size, outputs * size)
+        self.c_proj = linear(outputs * size, hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -119,17 +116,15 @@ class DeltaMixer(nn.Module):
         for child in self.children():
             if isinstance(child, nn.Linear | nn.RMSNorm | Decay):
                 child.reset_parameters()
+        largest = self.kernel_size**-0.5
         for taps in self.taps.values():
-            nn.init.uniform_(
-                taps, -1 / math.sqrt(self.kernel_size), 1 / math.sqrt(self.kernel_size)
-            )
+            nn.init.uniform_(taps, -largest, largest)
         nn.init.zeros_(self.gate.weight)
         nn.init.zeros_(self.gate.bias)
 
     def never_decayed(self) -> Iterator[nn.Parameter]:
         """The parameters that an optimizer should not decay: zero is no neutral value for them."""
-        yield from self.taps.values()
-        yield from self.gate.parameters()
+        yield from (*self.taps.values(), self.gate.weight)
 
     def forward(
         self,
@@ -166,7 +161,7 @@ class DeltaMixer(nn.Module):
             beta, g = shut(beta, keep), None if g is None else shut(g, keep)
         past = None if slot is None else slot.history.get(f"{slot.name}.state")
         y, state = delta_rule(
-            _unit(q), _unit(k), v, beta, g, initial_state=past, document_starts=document_starts
+            unit(q), unit(k), v, beta, g, initial_state=past, document_starts=document_starts
         )
         if slot is not None:
             slot.history.set(f"{slot.name}.state", state)
@@ -191,8 +186,8 @@ class DeltaMixer(nn.Module):
         )
 
 
-def _unit(x: Tensor) -> Tensor:
-    """x (…, K) divided by its norm, computed in float32 (float64 for float64)."""
+def unit(x: Tensor) -> Tensor:
+    """Return x (…, K) / √(|x|² + 1e-6), computed in float32 (float64 for float64)."""
     exact = x if x.dtype == torch.float64 else x.float()
     size = x.shape[-1]
     return (F.rms_norm(exact, (size,), eps=UNIT_EPS / size) * size**-0.5).to(x.dtype)

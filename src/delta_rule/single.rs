@@ -58,13 +58,7 @@ impl<A: Sliced> WithSimd for Step<'_, A> {
         let mut rest = &mut *memory;
         let [k, q, decay, decayed_k] = [(); 4].map(|()| take(&mut rest, key));
         let [v, y] = [(); 2].map(|()| take(&mut rest, value));
-        rows.k(0, k);
-        rows.q(0, 0, q);
-        rows.v(0, v);
-        match rows.decays_by_row() {
-            true => rows.decay(0, decay),
-            false => decay.fill(rows.head_decay(0)),
-        }
+        load_all(&rows, k, q, v, decay);
         for (product, (k, decay)) in decayed_k.iter_mut().zip(k.iter().zip(&*decay)) {
             *product = *k * *decay;
         }
@@ -82,7 +76,7 @@ impl<A: Sliced> WithSimd for Step<'_, A> {
         }
         self.output(y, 0);
         for query in 1..self.problem.sizes.queries_of_a_state() {
-            rows.q(0, query, q);
+            load_query(&rows, query, q);
             y.fill(A::default());
             for (q, new) in q.iter().zip(self.new.row::<A>(0, 0).chunks_exact(value)) {
                 y.iter_mut().zip(new).for_each(|(y, new)| *y += *q * *new);
@@ -94,12 +88,30 @@ impl<A: Sliced> WithSimd for Step<'_, A> {
 }
 
 impl<A: Sliced> Step<'_, A> {
-    #[inline(always)]
+    #[inline(never)]
     fn output(&mut self, y: &mut [A], query: usize) {
         let scale = A::from_f64(self.problem.scale);
         y.iter_mut().for_each(|y| *y *= scale);
         store(y, &mut self.y, 0, query);
     }
+}
+
+/// Loads what the step takes. Apart, because every loop over rows is there once for each dtype, and in
+/// [`Step::run`] once more for each kind of vectors; a step as a whole takes far longer than these.
+#[inline(never)]
+fn load_all<A: Sliced>(rows: &Rows<'_>, k: &mut [A], q: &mut [A], v: &mut [A], decay: &mut [A]) {
+    rows.k(0, k);
+    load_query(rows, 0, q);
+    rows.v(0, v);
+    match rows.decays_by_row() {
+        true => rows.decay(0, decay),
+        false => decay.fill(rows.head_decay(0)),
+    }
+}
+
+#[inline(never)]
+fn load_query<A: Sliced>(rows: &Rows<'_>, query: usize, q: &mut [A]) {
+    rows.q(0, query, q);
 }
 
 /// Numbers of the rows, β, and numbers of the columns.

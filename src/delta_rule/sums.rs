@@ -4,7 +4,7 @@
 use super::chunk::Chunk;
 use super::division::{padded, width};
 use super::partial::Slice;
-use super::rows::store;
+use super::rows;
 use super::slice::Sliced;
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::simd::dispatch::WithSimd;
@@ -128,6 +128,12 @@ impl<A: Sliced> WithSimd for Add<'_, '_, A> {
         }
         Ok(())
     }
+}
+
+/// Rounds a row of sums. Apart, because every dtype has its loop.
+#[inline(never)]
+fn store<A: Sliced>(row: &[A], block: &mut Block<'_>, at: usize, head: usize) {
+    rows::store(row, block, at, head)
 }
 
 /// to = the sum of the parts, which may be longer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -19,6 +19,7 @@ __all__ = [
     "OptimConfig",
     "learning_rate",
     "make_optimizer",
+    "matrices_and_others",
     "never_decayed",
     "parameter_groups",
 ]
@@ -91,6 +92,57 @@ def parameter_groups(
         {"params": [p for p in decayed.values() if p.requires_grad], "weight_decay": weight_decay},
         {"params": [p for p in kept.values() if p.requires_grad], "weight_decay": 0.0},
     ]
+
+
+def matrices_and_others(
+    model: nn.Module,
+    *,
+    weight_decay: float = 0.1,
+    decay: Decay = "sublayers",
+    matrices: dict[str, Any] | None = None,
+    others: dict[str, Any] | None = None,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return parameter groups for torch.optim.Muon, and those for AdamW beside it.
+
+        hidden, rest = matrices_and_others(model)
+        optimizers = Muon(hidden, lr=0.02), AdamW(rest, lr=3e-4)
+
+    Muon's are the matrices of the sublayers: what has two dimensions, and is neither an embedding
+    nor a head (a module called `lm_head`, or what `get_output_embeddings` returns) nor a stream's
+    own. To orthogonalise a gate, a value or a compression would give it directions that it has not.
+
+    weight_decay, decay: as in `parameter_groups`, which divides AdamW's in two. matrices, others:
+    keys that these groups get as well, such as lr or, for an optimizer that tells its groups apart
+    by it, `kind`. Groups without a parameter are left out.
+    """
+    from torch import nn
+
+    groups = parameter_groups(model, weight_decay, decay)
+    not_hidden = never_decayed(model) + list(_own_of_streams(model))
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == "lm_head":
+            not_hidden += module.parameters()
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    not_hidden += () if head is None else head.parameters()
+    known = {id(parameter) for parameter in not_hidden}
+    hidden: list[nn.Parameter] = []
+    for group in groups:
+        hidden += [p for p in group["params"] if p.ndim == 2 and id(p) not in known]
+    known = {id(parameter) for parameter in hidden}
+    for group in groups:
+        group["params"] = [p for p in group["params"] if id(p) not in known]
+    first = {"params": hidden, "weight_decay": weight_decay, **(matrices or {})}
+    rest = [group | (others or {}) for group in groups if group["params"]]
+    return [first] if hidden else [], rest
+
+
+def _own_of_streams(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of residual streams, whose `sublayers` are modules of their own."""
+    for stream in model.modules():
+        sublayers = stream._modules.get("sublayers")
+        if sublayers is not None:
+            theirs = {id(parameter) for parameter in sublayers.parameters()}
+            yield from (p for p in stream.parameters() if id(p) not in theirs)
 
 
 def never_decayed(model: nn.Module) -> list[nn.Parameter]:

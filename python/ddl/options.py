@@ -250,6 +250,7 @@ STREAM_OPTIONS: Options = {
         None, partial(check_finite, optional=True), [{"compress": "channel token"}]
     ),
     "norm_eps": Option(1e-5, partial(check_positive, optional=True, least=LEAST_NORM_EPS)),
+    "norm_affine": Option(True, check_flag),
     "expand": Option("repeat", get_args(ExpandKind)),
     "expand_kernel_size": Option(4, check_count, [{"expand": "conv"}]),
     "sublayers_per_compressor": Option(2, check_count, [{"compress": "channel token"}]),

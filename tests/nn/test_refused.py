@@ -166,6 +166,11 @@ STREAM: list[tuple[Any, str]] = [
         '`parameterization` must be "direct" or "factored", got \'low-rank\'',
     ),
     (lambda: Read(8, norm_eps=-1.0), "`norm_eps` must be a positive finite number, got -1.0"),
+    (lambda: Read(8, norm_affine=1), "`norm_affine` must be True or False, got 1"),
+    (
+        lambda: Read(8, norm_eps=None, norm_affine=False),
+        "`norm_affine` must be left at True with norm_eps=None, got False",
+    ),
     (lambda: Read(8, 4, compress="token", kernel_size=0), f"`kernel_size` {COUNT}, got 0"),
     (
         lambda: Read(8, 4, compress="channel", shared=Read(8, 2, compress="channel")),
@@ -270,6 +275,7 @@ KINDS: list[tuple[Any, str]] = [
         lambda: one_sublayer(zzz=4),
         "`zzz` must be an option of DeltaStream or of DeltaResidual, got an unknown one: it has "
         "value_channels, compress, kernel_size, parameterization, causal, read_init, norm_eps, "
+        "norm_affine, "
         "expand, expand_kernel_size, sublayers_per_compressor, anchor_every, stream_dtype, "
         "mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction, direction_hidden, "
         "value, value_init, value_scale, value_constant, value_from, rewrites, direction_rank, "
@@ -290,6 +296,18 @@ KINDS: list[tuple[Any, str]] = [
     (
         lambda: one_sublayer(value_channels=2)(zeros(2, 3, 8, dtype=torch.int64)),
         f"`x` must have dtype {ANY}, got torch.int64",
+    ),
+    (
+        lambda: one_sublayer()(zeros(2, 8), call=3),
+        "`call` must be a function of index, sublayer and h, got 3",
+    ),
+    (
+        lambda: one_sublayer()(zeros(2, 8), 1, call=lambda *_: None, mask=2),
+        "`call` must give the sublayers their arguments itself, got others: 1 by position, mask",
+    ),
+    (
+        lambda: one_sublayer()(zeros(2, 8), call=lambda *_: None),
+        "`sublayers[0]` must return a torch.Tensor, got NoneType",
     ),
     (lambda: one_sublayer()([0.0]), "`x` must be a torch.Tensor, got list"),
     (lambda: Expand(8)(None), "`x` must be a torch.Tensor, got NoneType"),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl import DeltaStream, functional
+from ddl.nn import History
 from tests.support.helpers import assert_same_gradients, gradients, normal, randomise_
 from tests.support.read_cases import READS, B, D, T, name_of
 from tests.support.tolerances import assert_close
@@ -89,6 +90,38 @@ def test_stream_is_the_loop(
     assert_close("readout", actual, expected, dtype, depth=4)
     named, expected_named = (gradients(y, {"x": x}, stream) for y in (actual, expected))
     assert_same_gradients(named, expected_named, dtype, depth=4)
+
+
+@pytest.mark.parametrize("history", [False, True], ids=["whole", "cached"])
+@torch.no_grad()
+def test_sublayers_may_be_called_with_arguments_of_their_own(history: bool) -> None:
+    stream, x = make_stream(value_channels=2), normal(B, T, D)
+    scales, seen = [0.5, 2.0, -1.0, 3.0], []
+
+    def call(index: int, sublayer: nn.Module, h: Tensor) -> Tensor:
+        seen.append((index, sublayer))
+        return sublayer(h, scales[index], shift=float(index))
+
+    h = stream(x, call=call, history=History() if history else None)
+    assert seen == list(enumerate(stream.sublayers))
+    X = stream.expand(x)
+    parts = zip(stream.reads, stream.sublayers, stream.residuals, scales, strict=True)
+    for index, (read, sublayer, residual, scale) in enumerate(parts):
+        h_l = read(X)
+        X = residual(X, sublayer(h_l, scale, shift=float(index)), context=h_l)
+    torch.testing.assert_close(h, stream.readout(X))
+
+
+def test_a_norm_without_a_weight() -> None:
+    options: dict[str, Any] = {"value_channels": 3, "compress": "token", "norm_eps": 0.1}
+    plain, x = make_stream(**options, norm_affine=False), normal(B, T, D)
+    names = {name for name, _ in plain.named_parameters()}
+    scaled = DeltaStream(D, plain.sublayers, **options).double()
+    assert names == {n for n, _ in scaled.named_parameters() if not n.endswith("norm_weight")}
+    missing = scaled.load_state_dict(plain.state_dict(), strict=False).missing_keys  # γ is 1
+    assert len(missing) == 5
+    torch.testing.assert_close(plain(x), scaled(x))
+    torch.testing.assert_close(plain(x), by_loop(plain, x))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -75,6 +75,56 @@ def test_padding_does_not_leak_and_gets_no_gradient(options):
     assert grad[0, :4].eq(0).all()
 
 
+@every_stream
+@pytest.mark.parametrize("tokens", [0, 1, 3, 5])
+@torch.no_grad()
+def test_tokens_that_are_cropped_leave_nothing(options, tokens):
+    stream, x, history = make_stream(options), normal(2, 12, D), History(crops=5)
+    for piece in x[:, :7].split([1, 4, 2], dim=1):
+        stream(piece, history=history)
+    history.crop(tokens)
+    rest = torch.cat((x[:, : 7 - tokens], x[:, 7:]), 1)
+    for piece in x[:, 7:].split([2, 3], dim=1):
+        last = stream(piece, history=history)
+    close(last, stream(rest)[:, -3:])
+    history.crop(4)  # once more, over the place where it was cropped before
+    again = stream(x[:, 8:], history=history)
+    close(again, stream(rest)[:, -4:])
+
+
+@torch.no_grad()
+def test_a_history_may_be_cropped_to_nothing():
+    stream, x, history = make_stream(STREAMS["token and conv"]), normal(1, 4, D), History(crops=4)
+    stream(x, history=history)
+    history.crop(4)
+    close(stream(x[:, 1:], history=history), stream(x[:, 1:]))
+
+
+@every_stream
+@torch.no_grad()
+def test_a_clone_goes_its_own_way_and_a_prompt_is_shared(options):
+    stream, x, history = make_stream(options), normal(3, 9, D), History(crops=2)
+    x[:, :5] = x[:1, :5]
+    stream(x[:1, :5], history=history)
+    prompt = history.clone()
+    stream(x[:1, 5:], history=history)
+    for kept in (prompt, prompt.clone()):
+        kept.select(torch.zeros(3, dtype=torch.int64))  # a batch of 1 becomes one of 3
+        close(stream(x[:, 5:], history=kept), stream(x)[:, 5:])
+        kept.crop(2)
+        close(stream(x[:, 7:], history=kept), stream(x)[:, 7:])
+    close(stream(x[:1, :5]), stream(x[:1, :5], history=History()))
+
+
+def test_histories_refuse_crops_that_they_have_no_inputs_for():
+    with pytest.raises(ValueError, match=r"^`crops` must be 0 with static=True, got 3$"):
+        History(static=True, crops=3)
+    with pytest.raises(ValueError, match=r"^`crops` must be an integer of at least 0, got -1$"):
+        History(crops=-1)
+    with pytest.raises(ValueError, match=r"^`tokens` must be at most 2, got 3$"):
+        History(crops=2).crop(3)
+
+
 class InterruptionError(Exception):
     pass
 

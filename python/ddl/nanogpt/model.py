@@ -28,7 +28,7 @@ __all__ = ["convert", "rewrite_blocks"]
 
 GPT = TypeVar("GPT", bound=nn.Module)
 
-OF_THE_MODEL = ("norm_eps", "device", "dtype")
+OF_THE_MODEL = ("norm_eps", "norm_affine", "device", "dtype")
 KNOWN = (
     *("value_channels", "start", "anneal_steps", "disable"),
     *(name for name in STREAM_OPTIONS | RESIDUAL_OPTIONS if name not in OF_THE_MODEL),
@@ -82,8 +82,8 @@ def convert(
             only with `start`.
         disable: leave the model unchanged, so that one flag switches an A/B comparison. Wrong
             arguments still raise.
-        options: further options of DeltaStream, including those of DeltaResidual. norm_eps, device
-            and dtype are not allowed: the model sets them.
+        options: further options of DeltaStream, including those of DeltaResidual. norm_eps,
+            norm_affine, device and dtype are not allowed: the model sets them.
 
     Raises:
         TypeError: `model` lacks modules of nanoGPT's GPT or has others; an option is unknown.
@@ -134,7 +134,7 @@ def rewrite_blocks(
     annealing = None if anneal_steps is None else Annealing(anneal_steps, device=weight.device)
     _replace(blocks, stream, annealing)
     known = {name: o.default for name, o in (STREAM_OPTIONS | RESIDUAL_OPTIONS).items()}
-    del known["norm_eps"]
+    del known["norm_eps"], known["norm_affine"]
     known |= {**options, "start": start, "anneal_steps": anneal_steps}
     known |= {"compress": stream.reads[0].compress, "eps_k": stream.residuals[0].eps_k}
     # NumPy's numbers become Python's: torch.load(weights_only=True) refuses others in a checkpoint.

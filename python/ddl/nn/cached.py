@@ -27,7 +27,9 @@ from .hooks import generation
 from .linear import form_pruned
 from .residual import DeltaResidual
 
-__all__ = ["continued"]
+__all__ = ["Call", "continued"]
+
+Call = Callable[[int, nn.Module, Tensor], Tensor]  # F(h) of a sublayer, by its number
 
 
 class Stream(Protocol):
@@ -49,6 +51,7 @@ def continued(
     history: History,
     keep: Tensor | None,
     document_starts: Tensor | None,
+    call: Call | None,
     args: Any,
     kwargs: Any,
 ) -> Tensor:
@@ -63,7 +66,7 @@ def continued(
         (id(stream), torch.compiler.is_compiling(), generation(), x.dtype, autocast_dtype(x)),
         lambda: _resolve(stream, x),
     )
-    context: Tensor = step.run(x, history, keep, document_starts, args, kwargs)
+    context: Tensor = step.run(x, history, keep, document_starts, call, args, kwargs)
     history.commit()
     return context
 
@@ -75,8 +78,8 @@ class Boundary(NamedTuple):
         the output, and no hook is installed.
     step: the rewrite and the next read, bound to all their parameters. apart: the same with a gate
         α of its own, for a hook that set one; None without hooks. name: of what the next read
-        keeps; None for nothing. read: the read before this sublayer, if the residual computes
-        values and gates itself; else None.
+        keeps; None for nothing. again: that read alone, for the tokens after a crop. read: the read
+        before this sublayer, if the residual computes values and gates itself; else None.
     """
 
     number: int
@@ -85,6 +88,7 @@ class Boundary(NamedTuple):
     step: Callable[..., tuple[Tensor, ...]]
     apart: Callable[..., tuple[Tensor, ...]] | None
     name: str | None
+    again: Callable[..., tuple[Tensor, ...]] | None
     read: nn.Module | None
 
 
@@ -106,6 +110,7 @@ class CachedStep(NamedTuple):
         history: History,
         keep: Tensor | None,
         document_starts: Tensor | None,
+        call: Call | None,
         args: Any,
         kwargs: Any,
     ) -> Tensor:
@@ -117,18 +122,21 @@ class CachedStep(NamedTuple):
             if name is None:
                 state, _ = self.expand(x, None, None)
             else:
-                state, before = self.expand(x, history.get(name), document_starts)
-                history.set(name, before)
+                state, before = self.expand(x, history.get(name, self.expand), document_starts)
+                history.set(name, before, x)
         if self.name is None:
             context, value, gate, _ = self.read(state, None, None)
         else:
-            pending = history.get(self.name)
+            pending = history.get(self.name, self.read)
             context, value, gate, pending = self.read(state, pending, document_starts)
-            history.set(self.name, pending)
-        for number, sublayer, residual, step, apart, name, read in self.boundaries:
+            history.set(self.name, pending, state)
+        for number, sublayer, residual, step, apart, name, again, read in self.boundaries:
             if residual is not None and read is not None:
                 context, value, gate = residual.after_read(read, context, value, gate)
-            written = direction = sublayer(context, *args, **kwargs)
+            if call is None:
+                written = direction = sublayer(context, *args, **kwargs)
+            else:
+                written = direction = call(number, sublayer, context)
             if residual is not None:
                 check_returned(f"sublayers[{number}]", written, context)
                 write = residual.write(
@@ -146,7 +154,9 @@ class CachedStep(NamedTuple):
                     step = apart
             elif keep is not None:
                 gate = shut(gate, keep)
-            pending, starts = (None, None) if name is None else (history.get(name), document_starts)
+            pending = starts = None
+            if name is not None:
+                pending, starts = history.get(name, again), document_starts
             try:
                 result = step(state, direction, value, gate, pending, starts)
             except (TypeError, ValueError):
@@ -154,7 +164,7 @@ class CachedStep(NamedTuple):
                 raise
             state, context, value, gate, pending = result
             if name is not None:
-                history.set(name, pending)
+                history.set(name, pending, state)
         return context
 
 
@@ -173,7 +183,10 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
         by_read = by_read and residual.branch_scale == 1 and residual.heads == 1
         branch = None if by_read and not residual.hooks else residual
         read = stream.reads[index] if residual.heads > 1 else None
-        boundaries.append(Boundary(index, sublayer, branch, step, apart, names[index + 1], read))
+        name, again = names[index + 1], None
+        if name is not None:
+            again = functional.bind_cached_read(like, reads[index + 1])
+        boundaries.append(Boundary(index, sublayer, branch, step, apart, name, again, read))
     m, weight = expand.value_channels, expand.weight
     opens = functional.bind_cached_expand(like, weight, value_channels=m)
     return CachedStep(

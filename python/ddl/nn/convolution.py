@@ -40,6 +40,7 @@ def convolve(
     if slot is None or weight.shape[1] == 1:  # nothing goes on from a token to the next
         return functional.read_with(state, read, document_starts).context
     continued = functional.bind_cached_read(state, read)
-    y, _, _, pending = continued(state, slot.history.get(slot.name), document_starts)
-    slot.history.set(slot.name, pending)
+    pending = slot.history.get(slot.name, continued)
+    y, _, _, pending = continued(state, pending, document_starts)
+    slot.history.set(slot.name, pending, state)
     return y

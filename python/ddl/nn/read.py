@@ -17,6 +17,7 @@ from ddl.options import (
     check_count,
     check_left,
     check_options,
+    refuse,
 )
 from ddl.results import ReadParameters
 
@@ -53,6 +54,7 @@ class Read(nn.Module):
             of r if factored; None for 1/m, the mean. A norm after the read takes the scale out
             again, but a value that is computed from the raw read has it.
         norm_eps: ε; None for no norm, h = x, if the sublayer has its own.
+        norm_affine: False for a norm without γ, as torch.nn.RMSNorm's elementwise_affine.
         shared: another Read of the same sizes and `compress`; this one uses its compression
             weights, kernel_size, parameterization, causal and read_init, and has only a norm of its
             own. The weights stay parameters of the other Read alone.
@@ -75,6 +77,7 @@ class Read(nn.Module):
         causal: bool = False,
         read_init: float | None = None,
         norm_eps: float | None = 1e-5,
+        norm_affine: bool = True,
         shared: Read | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -90,6 +93,9 @@ class Read(nn.Module):
                 f'`compress` must be "channel" or "token" for {value_channels} value channels, '
                 'got "identity"'
             )
+        if norm_eps is None and not norm_affine:
+            refuse("norm_affine", "left at True with norm_eps=None", norm_affine, ("norm_eps",))
+        self.norm_affine = norm_affine
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.compress, self.kernel_size = compress, kernel_size
         self.parameterization, self.causal, self.norm_eps = parameterization, causal, norm_eps
@@ -117,7 +123,8 @@ class Read(nn.Module):
 
     def _make_parameters(self, **factory: Any) -> None:
         d, m = self.hidden_size, self.value_channels
-        self.norm_weight = None if self.norm_eps is None else empty_parameter(d, **factory)
+        scaled = self.norm_affine and self.norm_eps is not None
+        self.norm_weight = empty_parameter(d, **factory) if scaled else None
         self.compress_weight = self.compress_kernel = self.compress_read = None
         if self._shared or self.compress == "identity":
             return
@@ -217,6 +224,8 @@ class Read(nn.Module):
             parts.append(f"read_init={self.read_init}")
         if self.norm_eps is None:
             parts.append("norm_eps=None")
+        if not self.norm_affine:
+            parts.append("norm_affine=False")
         if self._shared:
             parts.append("shared")
         return ", ".join(parts)

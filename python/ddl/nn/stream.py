@@ -25,7 +25,7 @@ from ddl.options import (
 )
 from ddl.results import Chain, ReadParameters
 
-from .cached import continued
+from .cached import Call, continued
 from .checks import check_returned, check_stream, require_exact_type
 from .expand import Expand
 from .history import History
@@ -69,7 +69,7 @@ class DeltaStream(nn.Module):
             "channel": a weighted sum over the value channels.
             "token": a weighted sum over the value channels of the last kernel_size tokens; for
             m = 1 a causal depthwise convolution of the state.
-        kernel_size, parameterization, causal, read_init, norm_eps: as in Read.
+        kernel_size, parameterization, causal, read_init, norm_eps, norm_affine: as in Read.
         expand: how the embeddings become m value channels.
             "repeat": each is a copy.
             "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
@@ -116,6 +116,7 @@ class DeltaStream(nn.Module):
         causal: bool = False,
         read_init: float | None = None,
         norm_eps: float | None = 1e-5,
+        norm_affine: bool = True,
         expand: ExpandKind = "repeat",
         expand_kernel_size: int = 4,
         sublayers_per_compressor: int = 2,
@@ -145,7 +146,8 @@ class DeltaStream(nn.Module):
             hidden_size, value_channels, kind=expand, kernel_size=expand_kernel_size, **factory
         )
 
-        common: dict[str, Any] = {"compress": compress, "norm_eps": norm_eps, **factory}
+        common: dict[str, Any] = {"compress": compress, **factory}
+        common |= {"norm_eps": norm_eps, "norm_affine": norm_affine}
         own: dict[str, Any] = {
             "kernel_size": kernel_size,
             "parameterization": parameterization,
@@ -175,6 +177,7 @@ class DeltaStream(nn.Module):
         self,
         x: Tensor,
         *args: Any,
+        call: Call | None = None,
         history: History | None = None,
         keep: Tensor | None = None,
         document_starts: Tensor | None = None,
@@ -184,6 +187,9 @@ class DeltaStream(nn.Module):
 
         Args:
             x: the embeddings.
+            call: f(index, sublayer, h), which returns F(h) (B, T, d), for sublayers whose arguments
+                differ (a window, a layer's cache, value embeddings); None to pass all of them the
+                same, `args` and `kwargs`.
             history: past inputs of the convolutions over time; those of x are appended. Pass an
                 empty History to start a sequence, under torch.no_grad() or inference_mode().
                 Sublayers must cache their own past.
@@ -193,14 +199,15 @@ class DeltaStream(nn.Module):
                 that holds several. No convolution over time looks beyond the start of its own
                 document; sublayers must keep documents apart themselves, by `args`. None for one
                 document per sequence.
-            args, kwargs: passed to every sublayer.
+            args, kwargs: passed to every sublayer; none with `call`.
 
         Raises:
             ValueError: x, a mask or a sublayer's output has another shape, a read shares the
                 compression of a read that was replaced, or x has another dtype than before.
             TypeError: x or a sublayer's output is not a tensor or has an unsupported dtype; a
-                read or residual is wrapped.
+                read or residual is wrapped; `call` is no function, or got arguments beside it.
         """
+        _check_call(call, args, kwargs)
         masks = {"keep": keep, "document_starts": document_starts}
         check_stream("x", x, (self.hidden_size,), over_time=True, **masks)
         if history is not None and x.ndim != 3:
@@ -210,11 +217,17 @@ class DeltaStream(nn.Module):
             x = x * keep.unsqueeze(-1)
         x = as_stream(x, self.stream_dtype)
         if history is None:
-            return self._run(x, keep, document_starts, args, kwargs)
-        return continued(self, x, history, keep, document_starts, args, kwargs)
+            return self._run(x, keep, document_starts, call, args, kwargs)
+        return continued(self, x, history, keep, document_starts, call, args, kwargs)
 
     def _run(
-        self, x: Tensor, keep: Tensor | None, document_starts: Tensor | None, args: Any, kwargs: Any
+        self,
+        x: Tensor,
+        keep: Tensor | None,
+        document_starts: Tensor | None,
+        call: Call | None,
+        args: Any,
+        kwargs: Any,
     ) -> Tensor:
         """Run whole sequences x (B, T, d)."""
         reads, residuals = self.parameters_of_calls(x.dtype)
@@ -226,7 +239,10 @@ class DeltaStream(nn.Module):
         parts = zip(self.sublayers, residuals, reads[1:], strict=True)
         for index, (sublayer, residual, read) in enumerate(parts):
             context, value, gate = residual.after_read(self.reads[index], context, value, gate)
-            written = sublayer(context, *args, **kwargs)
+            if call is None:
+                written = sublayer(context, *args, **kwargs)
+            else:
+                written = call(index, sublayer, context)
             check_returned(f"sublayers[{index}]", written, context)
             write = residual.write(
                 *(state, written, context, value, gate), keep=keep, document_starts=document_starts
@@ -278,6 +294,17 @@ def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:
     if dtype is None or autocast_dtype(x) is None:
         return x
     return x.to(getattr(torch, dtype))
+
+
+def _check_call(call: Any, args: Any, kwargs: Any) -> None:
+    """Raise unless `call` is a function without arguments beside it, or None."""
+    if call is None:
+        return
+    if not callable(call):
+        raise TypeError(f"`call` must be a function of index, sublayer and h, got {call!r}")
+    if args or kwargs:
+        got = ", ".join([f"{len(args)} by position"] * bool(args) + list(kwargs))
+        raise TypeError(f"`call` must give the sublayers their arguments itself, got others: {got}")
 
 
 def _checked_sublayers(sublayers: Any) -> list[nn.Module]:

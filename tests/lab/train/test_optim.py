@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from ddl import DeltaResidual, Expand, Read
 from ddl.errors import InputError
 from ddl.lab.config import OptimConfig
 from ddl.models import GPT
-from ddl.optim import learning_rate, make_optimizer, parameter_groups
+from ddl.models.nanogpt import NanoGPT, NanoGPTConfig
+from ddl.optim import learning_rate, make_optimizer, matrices_and_others, parameter_groups
+from ddl.options import Residual
 from tests.support.hf_cases import small
 
 F64 = torch.float64
@@ -56,6 +60,56 @@ def test_learning_rate_schedule() -> None:
     assert rates[20] == pytest.approx(0.1)
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert learning_rate(OptimConfig(lr=1.0, warmup_steps=0), 0, 1) == 1.0
+
+
+WITH_MIXERS = {"mixer": "deltaproduct", "mixer_n": 2, "mixer_gated": "per-feature"}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    **{name: partial(lambda name: GPT(small(residual=name)), name) for name in get_args(Residual)},
+    "mixers": lambda: GPT(small(residual="ddl-tc", **WITH_MIXERS)),
+    "nanoGPT": lambda: NanoGPT(NanoGPTConfig(2, 2, 16, 8, 20, delta={"value_channels": 2})),
+}
+
+
+@pytest.mark.parametrize("decay", ["sublayers", "matrices"])
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_muon_gets_the_matrices_of_the_sublayers(make: Any, decay: Any) -> None:
+    model = make()
+    keys = {"matrices": {"kind": "muon", "lr": 0.02}, "others": {"kind": "adamw"}}
+    hidden, rest = matrices_and_others(model, weight_decay=0.3, decay=decay, **keys)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    (group,) = hidden
+    matrices = {names[id(parameter)] for parameter in group["params"]}
+    inner = r"transformer\.h\.\d\.|trunk\.sublayers\.\d+\."
+    assert all(re.match(inner, name) for name in matrices)
+    assert not any("res_" in name or "read_" in name or "taps" in name for name in matrices)
+    left = [name for name in names.values() if name.endswith("c_proj.weight")]
+    assert len(left) >= 4
+    assert matrices.issuperset(left)
+    assert {key: group[key] for key in ("kind", "lr", "weight_decay")} == {
+        "kind": "muon", "lr": 0.02, "weight_decay": 0.3
+    }  # fmt: skip
+    others = [names[id(p)] for group in rest for p in group["params"]]
+    assert sorted([*others, *matrices]) == sorted(names.values())
+    assert {group["kind"] for group in rest} == {"adamw"}
+    assert {group["weight_decay"] for group in rest} <= {0.0, 0.3}
+    torch.optim.Muon([{"params": group["params"]}])  # refuses what is not 2-D
+    torch.optim.AdamW([{"params": group["params"]} for group in rest])
+
+
+def test_a_head_is_no_hidden_matrix() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.unembed = nn.Linear(4, 4), nn.Linear(4, 9)
+
+        def get_output_embeddings(self) -> nn.Module:
+            return self.unembed
+
+    model = Model()
+    ((group,), rest) = matrices_and_others(model)
+    assert group["params"] == [model.hidden.weight]
+    assert [p.shape for group in rest for p in group["params"]] == [(9, 4), (4,), (9,)]
+    assert matrices_and_others(nn.LayerNorm(3))[0] == []
 
 
 @pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc", "ddl-tc"])

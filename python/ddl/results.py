@@ -89,6 +89,11 @@ class ReadParameters(NamedTuple):
         """Whether the compression has an axis over time."""
         return self.compress is not None and self.compress.ndim == 3
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether it reads tokens before the one that it is for."""
+        return self.compress is not None and self.over_time and self.compress.shape[2] > 1
+
     def keywords(self) -> dict[str, Any]:
         """The same as arguments of `ddl.functional.read` and `ddl.reference.read`."""
         fields = self._asdict()

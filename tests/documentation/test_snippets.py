@@ -25,6 +25,7 @@ ELSEWHERE = {
     "huggingface.md": "tests/hf/test_docs.py",
     "inside.md": "tests/lab/analysis/test_inside_docs.py",
     "nanogpt.md": "tests/nanogpt/test_docs.py",
+    "backbones.md": "tests/nanochat/test_docs.py",
     "papers.md": "tests/paper/test_docs.py",
     "parallel.md": "tests/nn/test_parallel_docs.py",
     "releasing.md": "tests/repository/test_workflows.py",

@@ -175,6 +175,35 @@ def test_values_and_gates_are_computed_in_float32(
     assert_close("beta", gate, 2 * torch.sigmoid(F.linear(*exact))[..., 0], F32)
 
 
+BRANCHES: list[dict[str, Any]] = [
+    *VARIANTS,
+    *({"mapping": "v", "direction": name} for name in ("mean", "flatten", "attention")),
+    *({"gate_from": name} for name in ("pooled", "convolved", "flatten")),
+    *({"rewrites": 2, "direction_rank": rank} for rank in (None, 2)),
+    {"heads": D, "erase": "separate"},
+    {"erase": "none", "normalize": False},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", BRANCHES, ids=name_of)
+def test_activations_of_half_the_bits_beside_parameters_in_float32(
+    options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Without autocast, as nanochat has it: near what all of float32 gives."""
+    module, inputs = make(3, F32, **options), make_inputs(3, F32)
+    if options.get("value_from") != "compressed":
+        del inputs["compressed"]
+    x, out, *_ = inputs.values()
+    rest = {name: each for name, each in inputs.items() if name not in ("x", "sublayer_out")}
+    expected = module(x, out, **rest)
+    found = module(x.to(dtype), out.to(dtype), **{name: t.to(dtype) for name, t in rest.items()})
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.1)
+    grads = torch.autograd.grad(found.float().square().sum(), list(module.parameters()))
+    assert all(grad.dtype == F32 and grad.isfinite().all() for grad in grads)
+
+
 def test_autocast_takes_mixed_dtypes() -> None:
     """float32 parameters and state, a bfloat16 sublayer: the stream stays float32."""
     module, inputs = make(3, F32), make_inputs(3, F32)

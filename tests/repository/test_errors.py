@@ -15,7 +15,16 @@ from ddl.lab.cli.main import _flags
 PACKAGE = Path(ddl.__file__).parent
 CALLS = {"InputError", "sentence", "refuse", "require", "damaged"}
 # They do not speak of the arguments of a command: sweeps.py names the keys of a file.
-NO_COMMAND = ("ops", "nn", "nanogpt", "recording", "cuda.py", "reference.py", "sweeps.py")
+NO_COMMAND = (
+    "ops",
+    "nn",
+    "nanogpt",
+    "nanochat",
+    "recording",
+    "cuda.py",
+    "reference.py",
+    "sweeps.py",
+)
 
 
 def name_of(call: ast.Call) -> str | None:

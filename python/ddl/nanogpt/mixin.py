@@ -17,7 +17,7 @@ from ddl.optim import never_decayed
 
 from .annealing import Annealing, anneal
 
-__all__ = ["DELTA_ARGS", "Converted", "logits_of_state", "options_in"]
+__all__ = ["DELTA_ARGS", "Converted", "WithOptions", "logits_of_state", "options_in"]
 
 DELTA_ARGS = "delta_args"  # the options' name in the model and in its state dict's metadata
 COMPILED = "_orig_mod"  # the model's own name in the state dict of a compiled one
@@ -25,45 +25,18 @@ COMPILED = "_orig_mod"  # the model's own name in the state dict of a compiled o
 NO_MATTER = ("anchor_every", "beta_init", "read_init", "start", "stream_dtype", "value_init")
 
 
-class Converted(nn.Module):
-    """Mixin that `convert` and `converted` put before the class of a model.
+class WithOptions(nn.Module):
+    """A converted model of any kind: its new parameters, and the options of its conversion.
 
-    delta_args: the options of the conversion, those left at their defaults included.
+    delta_args: the options, those left at their defaults included.
     """
 
     delta_args: Mapping[str, Any] = MappingProxyType({})  # empty before the conversion
 
-    def configure_optimizers(self, *args: Any, **kwargs: Any) -> Any:
-        """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay.
-
-        If the model starts with additions, the optimizer's steps are those that `convert` counts.
-        """
-        new = {p: None for p in never_decayed(self) if p.requires_grad}
-        for parameter in new:
-            parameter.requires_grad_(False)  # nanoGPT's method skips parameters without gradient
-        try:
-            optimizer = super().configure_optimizers(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            for parameter in new:
-                parameter.requires_grad_(True)
-        for group in optimizer.param_groups:  # a method of one's own may not skip them
-            group["params"] = [p for p in group["params"] if p not in new]
-        optimizer.add_param_group({"params": list(new), "weight_decay": 0.0})
-        if any(isinstance(module, Annealing) for module in self.modules()):
-            anneal(self, optimizer)
-        return optimizer
-
-    def logits_of_state(self, state: Tensor) -> Tensor:
-        """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last block.
-
-        For one value channel the state is (B, T, d, 1).
-        """
-        return logits_of_state(self, state)
-
     def reset_parameters(self) -> None:
         """Initialise what the conversion added, for a model that was made on meta.
 
-        Call it after `to_empty`. The modules of nanoGPT are left as they are.
+        Call it after `to_empty`. The modules that were there before are left as they are.
         """
         for module in self.modules():
             if isinstance(module, DeltaResidual | Read | Expand | Annealing):
@@ -93,6 +66,37 @@ class Converted(nn.Module):
         if _importable(kind):
             return copyreg.__newobj__, (kind,), self.__dict__  # type: ignore[attr-defined]
         return _blank, kind.made_of, self.__dict__  # type: ignore[attr-defined]
+
+
+class Converted(WithOptions):
+    """Mixin that `convert` and `converted` put before the class of a model."""
+
+    def configure_optimizers(self, *args: Any, **kwargs: Any) -> Any:
+        """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay.
+
+        If the model starts with additions, the optimizer's steps are those that `convert` counts.
+        """
+        new = {p: None for p in never_decayed(self) if p.requires_grad}
+        for parameter in new:
+            parameter.requires_grad_(False)  # nanoGPT's method skips parameters without gradient
+        try:
+            optimizer = super().configure_optimizers(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            for parameter in new:
+                parameter.requires_grad_(True)
+        for group in optimizer.param_groups:  # a method of one's own may not skip them
+            group["params"] = [p for p in group["params"] if p not in new]
+        optimizer.add_param_group({"params": list(new), "weight_decay": 0.0})
+        if any(isinstance(module, Annealing) for module in self.modules()):
+            anneal(self, optimizer)
+        return optimizer
+
+    def logits_of_state(self, state: Tensor) -> Tensor:
+        """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last block.
+
+        For one value channel the state is (B, T, d, 1).
+        """
+        return logits_of_state(self, state)
 
 
 def options_in(metadata: Any) -> dict[str, Any] | None:

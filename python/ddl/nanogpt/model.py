@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ddl.nn.stream import DeltaStream
 from ddl.options import (
@@ -24,7 +24,7 @@ from .annealing import Annealing
 from .block import BLOCK, DeltaBlock
 from .mixin import Converted
 
-__all__ = ["convert", "rewrite_blocks"]
+__all__ = ["convert", "rewrite_blocks"]  # and what other conversions share
 
 GPT = TypeVar("GPT", bound=nn.Module)
 
@@ -113,33 +113,51 @@ def rewrite_blocks(
     _check_start(start, anneal_steps)
     if start is not None and options.get("erase") == "separate":
         refuse("erase", '"tied" or "none" with start="additive"', "separate", ("start",))
-    for name in OF_THE_MODEL:
-        if name in options:
-            raise TypeError(f"`{name}` must be left to the model, got {options[name]!r}")
-    check_known(options, KNOWN, "ddl.nanogpt.convert")
-    transformer: Any = model.transformer
-    weight, blocks = transformer.wte.weight, transformer.h
-    with torch.random.fork_rng(devices=[]):  # parameters are drawn on the CPU for any device
-        stream = DeltaStream(
-            weight.shape[1],
-            [sublayer for block in blocks for sublayer in (block.attn, block.mlp)],
-            norm_eps=None,
-            device="cpu",
-            dtype=weight.dtype,
-            **options,
-        )
+    blocks, weight = model.transformer.h, model.transformer.wte.weight
+    check_options_of(options, KNOWN, OF_THE_MODEL, "ddl.nanogpt.convert")
+    stream = stream_for(blocks, weight, weight.dtype, norm_eps=None, **options)
     if disable:
         return False
-    stream.to(weight.device)
     annealing = None if anneal_steps is None else Annealing(anneal_steps, device=weight.device)
     _replace(blocks, stream, annealing)
+    all_options = {**options, "start": start, "anneal_steps": anneal_steps}
+    model.delta_args = with_defaults(all_options, stream, OF_THE_MODEL)
+    return True
+
+
+def check_options_of(
+    options: dict[str, Any], known: tuple[str, ...], of_the_model: tuple[str, ...], caller: str
+) -> None:
+    """Raise TypeError for an option that the model sets itself, or that there is not."""
+    for name in of_the_model:
+        if name in options:
+            raise TypeError(f"`{name}` must be left to the model, got {options[name]!r}")
+    check_known(options, known, caller)
+
+
+def stream_for(blocks: Any, like: Tensor, dtype: torch.dtype, **options: Any) -> DeltaStream:
+    """The stream whose parts the blocks get, with parameters of a dtype, where `like` is.
+
+    like: (…, d). torch's random state is left unchanged.
+    """
+    sublayers = [sublayer for block in blocks for sublayer in (block.attn, block.mlp)]
+    with torch.random.fork_rng(devices=[]):  # parameters are drawn on the CPU for any device
+        stream = DeltaStream(like.shape[-1], sublayers, device="cpu", dtype=dtype, **options)
+    for part in (stream.expand, stream.reads, stream.residuals, stream.readout):
+        part.to(like.device)
+    return stream
+
+
+def with_defaults(
+    options: dict[str, Any], stream: DeltaStream, of_the_model: tuple[str, ...]
+) -> dict[str, Any]:
+    """The options of a conversion, those left at their defaults included."""
     known = {name: o.default for name, o in (STREAM_OPTIONS | RESIDUAL_OPTIONS).items()}
-    del known["norm_eps"], known["norm_affine"]
-    known |= {**options, "start": start, "anneal_steps": anneal_steps}
+    known = {name: default for name, default in known.items() if name not in of_the_model}
+    known |= options
     known |= {"compress": stream.reads[0].compress, "eps_k": stream.residuals[0].eps_k}
     # NumPy's numbers become Python's: torch.load(weights_only=True) refuses others in a checkpoint.
-    model.delta_args = {n: v.item() if hasattr(v, "item") else v for n, v in known.items()}
-    return True
+    return {n: v.item() if hasattr(v, "item") else v for n, v in known.items()}
 
 
 def _replace(blocks: Any, stream: DeltaStream, annealing: Annealing | None) -> None:
@@ -170,9 +188,9 @@ def _check_model(model: Any) -> None:
         raise TypeError(f"`model` must be nanoGPT's GPT, got {got}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be nanoGPT's GPT, got {type(model).__name__}")
-    _check_has("model", model, ("transformer",))
+    check_has("model", model, ("transformer",))
     transformer: Any = model.transformer
-    _check_has("model.transformer", transformer, ("wte", "h", "ln_f"))
+    check_has("model.transformer", transformer, ("wte", "h", "ln_f"))
     listed = isinstance(transformer.h, nn.ModuleList)
     if not listed or len(transformer.h) == 0:
         got = "an empty one" if listed else type(transformer.h).__name__
@@ -181,7 +199,7 @@ def _check_model(model: Any) -> None:
         raise ValueError("`model` must be nanoGPT's GPT as it was made, got one already converted")
     for i, block in enumerate(transformer.h):
         name = f"model.transformer.h[{i}]"
-        _check_has(name, block, BLOCK)
+        check_has(name, block, BLOCK)
         for other in (*block._modules, *block._parameters, *block._buffers):
             if other not in BLOCK:
                 known = ", ".join(BLOCK)
@@ -197,10 +215,13 @@ def _check_start(start: Any, anneal_steps: Any) -> None:
         refuse("anneal_steps", 'left at None unless start="additive"', anneal_steps, ("start",))
 
 
-def _check_has(name: str, module: nn.Module, children: tuple[str, ...]) -> None:
+def check_has(
+    name: str, module: nn.Module, children: tuple[str, ...], whose: str = "nanoGPT"
+) -> None:
+    """Raise TypeError unless a module has children, as another project's model has them."""
     for child in children:
         if child not in module._modules:
             raise TypeError(
-                f"`{name}` must have a module `{child}`, as in nanoGPT's GPT before torch.compile "
-                f"or DDP wraps it, got a {type(module).__name__} without it"
+                f"`{name}` must have a module `{child}`, as in {whose}'s GPT before "
+                f"torch.compile or DDP wraps it, got a {type(module).__name__} without it"
             )

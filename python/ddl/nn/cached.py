@@ -173,7 +173,7 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
     expand = require_exact_type("expand", stream.expand, Expand)
     form_pruned(expand)
     reads, residuals = stream.parameters_of_calls(like.dtype)
-    names = [f"reads.{i}" if _looks_back(read) else None for i, read in enumerate(reads)]
+    names = [f"reads.{i}" if read.looks_back else None for i, read in enumerate(reads)]
     boundaries = []
     for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):
         bind = partial(functional.bind_cached_step, like, residual.eps_k, heads=residual.heads)
@@ -196,7 +196,3 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
         names[0],
         tuple(boundaries),
     )
-
-
-def _looks_back(read: ReadParameters) -> bool:
-    return read.compress is not None and read.over_time and read.compress.shape[2] > 1

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddl.ops.checks import gate_dtype
+from ddl.ops.checks import autocast_dtype, gate_dtype
 from ddl.options import Direction
 
 from .linear import Projection, project, projection_of, reset_
@@ -34,6 +34,8 @@ class LinearDirection(Projection):
 
     def forward(self, state: Tensor, context: Tensor) -> Tensor:  # type: ignore[override]
         """Map the context h (…, d) to k (…, d); the state is ignored."""
+        if autocast_dtype(context) is None:
+            context = context.to(self.weight.dtype)
         return super().forward(context)
 
 

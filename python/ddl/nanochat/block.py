@@ -1,0 +1,141 @@
+"""nanochat's block with rewrites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddl import functional
+from ddl.nn.checks import check_returned, require_exact_type
+from ddl.nn.convolution import Slot
+from ddl.nn.expand import Expand
+from ddl.nn.history import History
+from ddl.nn.linear import form_pruned
+from ddl.nn.read import Read
+from ddl.nn.reading import Reading, expanded, read_from, rewritten_and_read
+from ddl.nn.residual import DeltaResidual
+from ddl.results import ReadParameters, Write
+
+from .cache import history_of
+from .state import State
+
+__all__ = ["ADDED", "BLOCK", "NORM_EPS", "DeltaBlock"]
+
+BLOCK = ("attn", "mlp")  # every module in nanochat's Block
+ADDED = ("read_attn", "read_mlp", "res_attn", "res_mlp", "expand", "readout")
+NORM_EPS = torch.finfo(torch.float32).eps  # torch's default, in the type that it normalises in
+
+
+class DeltaBlock(nn.Module):
+    """nanochat's Block with a rewrite in place of each addition; it keeps attn and mlp.
+
+        h = norm(read_attn(X));  X = res_attn(X, attn(h, …), context=h)
+        h = norm(read_mlp(X));   X = res_mlp(X, mlp(h), context=h)
+
+    The norm has no weight, as nanochat's. Reads and rewrites are fused as in DeltaStream: a state
+    passes through memory once within a block, and once more between two, where the model's forward
+    scales it. The first block opens the embeddings (B, T, d); the last one returns the raw final
+    read (B, T, d), which the forward normalises.
+    """
+
+    def __init__(
+        self,
+        block: Any,
+        number: int,
+        reads: Any,
+        residuals: Any,
+        ends: tuple[Expand, Read],
+        *,
+        first: bool,
+        last: bool,
+    ) -> None:
+        super().__init__()
+        self.attn, self.mlp = block.attn, block.mlp
+        self.read_attn, self.read_mlp = reads
+        self.res_attn, self.res_mlp = residuals
+        self.number, self.last = number, last
+        self._ends = ends  # the modules of the first and of the last block, in a tuple
+        self.expand = ends[0] if first else None
+        self.readout = ends[1] if last else None
+        self.train(block.training)
+
+    def forward(self, x: Tensor | State, *args: Any, **kwargs: Any) -> Tensor | State:
+        """Run one block: embeddings or a state in, another or the raw final read out.
+
+        x: (B, T, d) for the first block, a State for the others. args, kwargs: of the attention;
+        the last is nanochat's `kv_cache`.
+        Raises TypeError if a block other than the first gets a tensor, or a read or residual is
+        wrapped, or a cache without a history where tokens read others.
+        """
+        kv_cache = kwargs.get("kv_cache", args[-1] if args else None)
+        history = history_of(kv_cache, self._looks_back())
+        if isinstance(x, State):
+            state = x.tensor()
+        elif self.expand is None:
+            raise TypeError(f"`x` must be what the block before returned, got {type(x).__name__}")
+        else:
+            if history is not None:
+                history.begin(x.dtype)
+            state = self._opened(x, history, "expand")
+        read = self._read_parameters("attn", state)
+        reading = read_from(state, read, self._slot(history, "read_attn"))
+        write = self._write("attn", state, reading, history, args, kwargs)
+        read = self._read_parameters("mlp", state)
+        slot = self._slot(history, "read_mlp")
+        state, reading = rewritten_and_read(state, write, read, slot)
+        write = self._write("mlp", state, reading, history, (), {})
+        state = functional.write_to(state, write)
+        if self.readout is None:
+            return State(
+                state,
+                lambda x: self._opened(x, history, f"{self.number}.mixed"),
+                lambda state: self._read_out(state, history, f"{self.number}.readout"),
+            )
+        return self._read_out(state, history, "readout")
+
+    def _write(
+        self,
+        name: str,
+        state: Tensor,
+        reading: Reading,
+        history: History | None,
+        args: Any,
+        kwargs: Any,
+    ) -> Write:
+        """Run attention or MLP on its read; return what it writes."""
+        residual = require_exact_type(f"res_{name}", getattr(self, f"res_{name}"), DeltaResidual)
+        context, value, gate = residual.after_read(getattr(self, f"read_{name}"), *reading)
+        written = getattr(self, name)(context, *args, **kwargs)
+        check_returned(name, written, context)
+        slot = self._slot(history, f"res_{name}")
+        write = residual.write(state, written, context, value, gate, slot=slot)
+        return residual.hooked(state, write, continues=history is not None)
+
+    def _read_parameters(self, name: str, state: Tensor) -> ReadParameters:
+        """The parameters of the read before attention or MLP."""
+        read = require_exact_type(f"read_{name}", getattr(self, f"read_{name}"), Read)
+        form_pruned(read)
+        found = read.parameters_of(read.effective_weight())
+        residual: DeltaResidual = getattr(self, f"res_{name}")
+        return residual.added_to(found, state.dtype)
+
+    def _opened(self, x: Tensor, history: History | None, name: str) -> Tensor:
+        return expanded(self._ends[0], x, self._slot(history, name))
+
+    def _read_out(self, state: Tensor, history: History | None, name: str) -> Tensor:
+        """The raw final read, with which a pass ends; the history is committed."""
+        x, _, _ = read_from(state, self._ends[1].raw(state), self._slot(history, name))
+        if history is not None:
+            history.commit()
+        return x
+
+    def _slot(self, history: History | None, name: str) -> Slot | None:
+        return None if history is None else Slot(history, f"blocks.{self.number}.{name}")
+
+    def _looks_back(self) -> bool:
+        """Whether anything added is computed from several tokens."""
+        expand, readout = self._ends
+        convolved = self.res_attn.gate_from == "convolved"
+        return expand.kind == "conv" or readout.compress == "token" or convolved

@@ -1,0 +1,73 @@
+"""nanochat's KVCache with a history of the stream, for what reads more than one token."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+
+from ddl.nn.history import History
+
+__all__ = ["cached", "history_of"]
+
+Class = TypeVar("Class", bound=type)
+
+
+def cached(kind: Class) -> Class:
+    """Return a subclass of nanochat's KVCache that keeps the past of the stream, too.
+
+        KVCache = ddl.nanochat.cached(KVCache)  # in nanochat/engine.py, after the class
+
+    Token reads, an expansion by convolution and convolved gates need it. `prefill` copies it from a
+    cache of one sequence to all, `reset` empties it.
+
+    Raises TypeError unless `kind` is a class with the methods prefill and reset.
+    """
+    methods = all(callable(getattr(kind, name, None)) for name in ("prefill", "reset"))
+    if not (isinstance(kind, type) and methods):
+        got = kind.__name__ if isinstance(kind, type) else type(kind).__name__
+        raise TypeError(f"`kind` must be nanochat's class KVCache, got {got}")
+    made: Any = _made
+    return kind if issubclass(kind, _WithHistory) else made(kind)
+
+
+class _WithHistory:
+    """Mixin that keeps a history beside the keys and values."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.history = History()
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        self.history = History()
+
+    def prefill(self, other: Any) -> None:
+        """Copy another cache, of as many sequences or of one."""
+        super().prefill(other)  # type: ignore[misc]
+        self.history = other.history.clone()
+        if other.batch_size != self.batch_size:  # type: ignore[attr-defined]
+            rows = torch.zeros(self.batch_size, dtype=torch.int64)  # type: ignore[attr-defined]
+            self.history.select(rows.to(self.cache_seqlens.device))  # type: ignore[attr-defined]
+
+
+@cache
+def _made(kind: Any) -> Any:
+    return type(kind.__name__, (_WithHistory, kind), {"__doc__": kind.__doc__})
+
+
+def history_of(kv_cache: Any, needed: bool) -> History | None:
+    """The history in a cache; None without a cache, or where none is needed.
+
+    Raises TypeError if the cache has none and one is needed.
+    """
+    if kv_cache is None or not needed:
+        return None
+    history = getattr(kv_cache, "history", None)
+    if isinstance(history, History):
+        return history
+    raise TypeError(
+        "`kv_cache` must be of the class that `ddl.nanochat.cached(KVCache)` returns, because what "
+        f"reads several tokens needs their past, got {type(kv_cache).__name__}"
+    )

@@ -1,0 +1,223 @@
+"""Conversion of nanochat's GPT: its blocks replaced, its class extended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ddl.nanogpt.mixin import WithOptions
+from ddl.nanogpt.model import check_has, check_options_of, stream_for, with_defaults
+from ddl.nn.stream import DeltaStream
+from ddl.optim import never_decayed
+from ddl.options import RESIDUAL_OPTIONS, STREAM_OPTIONS, Compress, ExpandKind, check_positive
+
+from .block import ADDED, BLOCK, NORM_EPS, DeltaBlock
+from .optimizer import with_stream
+
+__all__ = ["convert", "converted"]
+
+GPT = TypeVar("GPT", bound=nn.Module)
+Class = TypeVar("Class", bound=type[nn.Module])
+
+OF_THE_MODEL = ("norm_eps", "norm_affine", "anchor_every", "stream_dtype", "device", "dtype")
+OPTIONS = STREAM_OPTIONS | RESIDUAL_OPTIONS
+KNOWN = ("value_channels", "disable", *(name for name in OPTIONS if name not in OF_THE_MODEL))
+
+
+def convert(
+    model: GPT,
+    *,
+    value_channels: int = 1,
+    compress: Compress | None = None,
+    expand: ExpandKind = "repeat",
+    disable: bool = False,
+    **options: Any,
+) -> GPT:
+    """Turn every residual addition of nanochat's GPT into a rewrite, in place, and return `model`.
+
+    Call it before `init_weights` or `load_state_dict`, `setup_optimizer`, torch.compile and DDP.
+    `converted` does it where the model is made.
+
+    Every entry of the state dict keeps its name. Each block in `transformer.h` gains gates and
+    values (`res_attn`, `res_mlp`) and compressions (`read_attn`, `read_mlp`); if they have
+    parameters, `expand` is new in the first block and `readout` in the last. They are in float32,
+    as nanochat's matrices, and initialised as in DeltaStream, by `init_weights`, too. torch's
+    random state is left unchanged. Output projections start at zero, as nanochat's do: a fresh
+    model writes nothing. `setup_optimizer(…, stream_lr=0.004)` gives the new parameters to AdamW,
+    in a group of their own.
+
+    For generation with a cache and reads of several tokens, see `cached`.
+
+    Args:
+        model: nanochat's GPT, or a model with the same `transformer` and blocks.
+        value_channels, compress, expand: as in DeltaStream.
+        disable: leave the model unchanged, so that one flag switches an A/B comparison. Wrong
+            arguments still raise.
+        options: further options of DeltaStream, including those of DeltaResidual. norm_eps,
+            norm_affine, anchor_every, stream_dtype, device and dtype are not allowed: the model
+            sets them.
+
+    Raises:
+        TypeError: `model` lacks modules of nanochat's GPT or has others; an option is unknown.
+        ValueError: `model` is already converted; DeltaStream refuses an option.
+    """
+    options |= {"value_channels": value_channels, "compress": compress, "expand": expand}
+    if _rewrite_blocks(model, disable=disable, **options):
+        kind: Any = type(model)
+        model.__class__ = _converted(kind)
+    return model
+
+
+def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
+    """Return a subclass of nanochat's GPT whose models are converted when they are made.
+
+        GPT = ddl.nanochat.converted(GPT, value_channels=4)  # at the end of nanochat/gpt.py
+
+    Whatever makes a GPT then makes a converted one: base_train on meta, and the checkpoint manager,
+    which loads a state dict into it.
+
+    kind: the class. disable: return `kind` itself. options: as in `convert`; they are checked when
+    a model is made.
+
+    Raises TypeError if `kind` is no class of modules, ValueError if it is already converted.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        got = kind.__name__ if isinstance(kind, type) else type(kind).__name__
+        raise TypeError(f"`kind` must be nanochat's class GPT, got {got}")
+    if issubclass(kind, Converted):
+        raise ValueError("`kind` must be nanochat's class GPT, got one already converted")
+    if disable:
+        return kind
+    made: Any = _made
+    return made(kind, tuple(sorted(options.items())))
+
+
+class Converted(WithOptions):
+    """Mixin that `convert` and `converted` put before the class of a model."""
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Initialise nanochat's parameters by its method, and the new ones."""
+        super().init_weights()  # type: ignore[misc]
+        with torch.random.fork_rng():
+            self.reset_parameters()
+
+    def setup_optimizer(self, *args: Any, stream_lr: float = 0.004, **kwargs: Any) -> Any:
+        """Run nanochat's method on nanochat's parameters, then add the new ones without decay.
+
+        stream_lr: their learning rate in AdamW.
+        """
+        check_positive("stream_lr", stream_lr)
+        with self._without_the_stream():  # nanochat gives all that is in a block to Muon
+            optimizer = super().setup_optimizer(*args, **kwargs)  # type: ignore[misc]
+        return with_stream(optimizer, never_decayed(self), stream_lr)
+
+    def logits_of_state(self, state: Tensor) -> Tensor:
+        """Map a state X (B, T, d, m) to logits (B, T, V) before their cap, without the backout."""
+        readout = self.transformer.h[-1].readout  # type: ignore[union-attr, index]
+        x = readout(state.squeeze(-1) if readout.value_channels == 1 else state)
+        logits: Tensor = self.lm_head(F.rms_norm(x, (x.shape[-1],)))  # type: ignore[operator]
+        return logits
+
+    @contextmanager
+    def _without_the_stream(self) -> Iterator[None]:
+        """Take what the conversion added out of the blocks for a while."""
+        blocks: Any = self.transformer.h  # type: ignore[union-attr]
+        modules = [dict(block._modules) for block in blocks]
+        try:
+            for block in blocks:
+                for name in ADDED:
+                    block._modules.pop(name, None)
+            yield
+        finally:
+            for block, known in zip(blocks, modules, strict=True):
+                block._modules.clear()
+                block._modules.update(known)  # in their order
+
+
+class _ConvertedWhenMade(Converted):
+    """Mixin that converts a model at the end of its class's `__init__`."""
+
+    options: ClassVar[dict[str, Any]]
+    made_of: ClassVar[tuple[Any, ...]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _rewrite_blocks(self, **self.options)
+
+
+@cache  # so that a copy is of the same class
+def _made(kind: Any, options: tuple[tuple[str, Any], ...]) -> Any:
+    contents = {
+        "__doc__": kind.__doc__,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "options": {"value_channels": 1, "compress": None, "expand": "repeat", **dict(options)},
+        "made_of": (_made, kind, options),
+    }
+    return type(kind.__name__, (_ConvertedWhenMade, kind), contents)
+
+
+@cache
+def _converted(kind: Any) -> Any:
+    contents = {"__doc__": kind.__doc__, "made_of": (_converted, kind)}
+    return type(f"Delta{kind.__name__}", (Converted, kind), contents)
+
+
+def _rewrite_blocks(model: Any, *, disable: bool = False, **options: Any) -> bool:
+    """Replace the blocks of `model`; return whether they were: not if `disable`."""
+    _check_model(model)
+    check_options_of(options, KNOWN, OF_THE_MODEL, "ddl.nanochat.convert")
+    blocks, weight = model.transformer.h, model.transformer.wte.weight
+    fixed = {"norm_eps": NORM_EPS, "norm_affine": False, "anchor_every": 1}
+    stream = stream_for(blocks, weight, torch.float32, **fixed, **options)
+    if disable:
+        return False
+    _replace(blocks, stream)
+    model.delta_args = with_defaults(options, stream, OF_THE_MODEL)
+    return True
+
+
+def _replace(blocks: Any, stream: DeltaStream) -> None:
+    """Put a DeltaBlock with its parts of `stream` in place of every block."""
+    for i, block in enumerate(blocks):
+        two = slice(2 * i, 2 * i + 2)
+        blocks[i] = DeltaBlock(
+            block,
+            i,
+            stream.reads[two],
+            stream.residuals[two],
+            (stream.expand, stream.readout),
+            first=i == 0,
+            last=i == len(blocks) - 1,
+        )
+
+
+def _check_model(model: Any) -> None:
+    """Raise unless `model` has the modules of nanochat's GPT and is not converted yet."""
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"`model` must be nanochat's GPT, got {got}")
+    check_has("model", model, ("transformer", "lm_head"), "nanochat")
+    transformer: Any = model.transformer
+    check_has("model.transformer", transformer, ("wte", "h"), "nanochat")
+    listed = isinstance(transformer.h, nn.ModuleList)
+    if not listed or len(transformer.h) == 0:
+        got = "an empty one" if listed else type(transformer.h).__name__
+        raise TypeError(f"`model.transformer.h` must be a ModuleList of blocks, got {got}")
+    for i, block in enumerate(transformer.h):
+        name = f"model.transformer.h[{i}]"
+        if isinstance(block, DeltaBlock):
+            raise ValueError("`model` must be nanochat's GPT as it was made, got one converted")
+        check_has(name, block, BLOCK, "nanochat")
+        for other in (*block._modules, *block._parameters, *block._buffers):
+            if other not in BLOCK:
+                raise TypeError(
+                    f"`{name}` must have attn, mlp and nothing else, as in nanochat, got `{other}`"
+                )

@@ -1,0 +1,66 @@
+"""Expansion, read, and rewrite with the read after it, of a sequence or of tokens after others.
+
+For streams whose blocks are called one by one, by a forward that is not ours. Without a slot a
+sequence begins; with one, what past tokens left is looked up there, and what these leave is put.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ddl import functional
+from ddl.results import ReadParameters, Write
+
+from .convolution import Slot
+from .expand import Expand
+from .history import History
+from .linear import form_pruned
+
+__all__ = ["Reading", "expanded", "read_from", "rewritten_and_read"]
+
+# Context, and the value and gate that the read computed; see ReadResult.
+Reading = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+def expanded(expand: Expand, x: Tensor, slot: Slot | None) -> Tensor:
+    """Expand x (B, T, d) to a state (B, T, d, m), also if m = 1."""
+    form_pruned(expand)
+    weight, m = expand.weight, expand.value_channels
+    if slot is None or weight is None or weight.shape[-1] == 1:
+        state: Tensor = expand(x)
+        return state.unsqueeze(-1) if m == 1 else state
+    (state,) = _continued(functional.bind_cached_expand(x, weight, value_channels=m), x, slot)
+    return state
+
+
+def read_from(state: Tensor, parameters: ReadParameters, slot: Slot | None) -> Reading:
+    """Read a state X (B, T, d, m)."""
+    if slot is None or not parameters.looks_back:
+        context, value, gate, _ = functional.read_with(state, parameters)
+        return context, value, gate
+    read = functional.bind_cached_read(state, parameters)
+    context, value, gate = _continued(read, state, slot)
+    return context, value, gate
+
+
+def rewritten_and_read(
+    state: Tensor, write: Write, parameters: ReadParameters, slot: Slot | None
+) -> tuple[Tensor, Reading]:
+    """Rewrite a state X (B, T, d, m) and read the new one, in one pass; return it and its read."""
+    if slot is None or not parameters.looks_back:
+        (new, context, value, gate, _), _ = functional.step(state, write, parameters)
+        return new, (context, value, gate)
+    new = functional.write_to(state, write)
+    return new, read_from(new, parameters, slot)
+
+
+def _continued(
+    call: Callable[..., tuple[Tensor, ...]], inputs: Tensor, slot: Slot
+) -> tuple[Tensor, ...]:
+    """Call for tokens that follow others; its last result is what these leave."""
+    history: History = slot.history
+    *results, kept = call(inputs, history.get(slot.name, call), None)
+    history.set(slot.name, kept, inputs)
+    return tuple(results)

@@ -18,6 +18,7 @@ from ddl.optim import never_decayed
 from tests.support import nanochat_standin as chat
 from tests.support.helpers import gradients, randomise_
 from tests.support.nanochat_standin import DTYPE, GPT, GPTConfig, KVCache, norm
+from tests.support.processes import together
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "scalar": {},
@@ -106,6 +107,10 @@ def test_the_engine_takes_token_by_token_what_the_whole_gives(options, compute):
     cache.prefill(prompt)
     found += [model(idx[:, t : t + 1], kv_cache=cache) for t in range(5, 9)]
     torch.testing.assert_close(torch.cat(found, 1), model(idx), rtol=1e-6, atol=1e-6)
+    alone = nanochat.cached(KVCache)(1, 9, model.config)
+    alone.prefill(prompt)  # which the other cache's tokens have not touched
+    again = model(idx[:1, 5:], kv_cache=alone)
+    torch.testing.assert_close(again, model(idx[:1])[:, 5:], rtol=1e-6, atol=1e-6)
     cache.reset()
     again = model(idx, kv_cache=cache)
     torch.testing.assert_close(again, model(idx), rtol=1e-6, atol=1e-6)
@@ -227,6 +232,39 @@ def test_it_learns_and_a_checkpoint_goes_on():
     other = nanochat.converted(GPT, **VARIANTS["token and conv"], eps_k=0.5)(GPTConfig(n_layer=2))
     with pytest.raises(RuntimeError, match=r"eps_k"):
         other.load_state_dict(saved["model"])
+
+
+def test_processes_average_the_streams_gradients_and_stay_together(tmp_path):
+    """nanochat averages its own; here the stand-in's are the same in both processes."""
+
+    def act(rank: int) -> None:
+        torch.distributed.init_process_group("gloo")
+        torch.manual_seed(0)
+        model = make(VARIANTS["channel"])
+        randomise_(model)
+        optimizer = model.setup_optimizer(stream_lr=0.01)
+        new = never_decayed(model)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        for parameter in new:
+            parameter.grad *= rank - 0.75  # the average is negative, of one process is not
+        optimizer.step()
+        assert all(p.grad.eq(-0.25).all() for p in new)
+        torch.save([p.detach() for p in new], tmp_path / f"{rank}.pt")
+
+    together(2, tmp_path / "said", act)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+def test_the_arithmetic_of_a_state() -> None:
+    X, x, λ = torch.randn(1, 2, 4, 3), torch.randn(1, 2, 4), torch.tensor([3.0])
+    state = nanochat.State(X, lambda x: x.unsqueeze(-1).expand(*x.shape, 3), lambda X: X.mean(-1))
+    opened = x.unsqueeze(-1)
+    torch.testing.assert_close((2 * λ * (λ * state) + x).tensor(), 18 * X + opened)
+    torch.testing.assert_close((x + λ * state).tensor(), 3 * X + opened)
+    torch.testing.assert_close(x - λ * state, x - 3 * X.mean(-1))
+    assert state.dtype == X.dtype
 
 
 def test_copies_and_pickles_are_of_the_same_class():

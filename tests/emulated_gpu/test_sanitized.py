@@ -68,7 +68,8 @@ def test_every_clause_chooses_a_test():
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
 
 
-@pytest.mark.parametrize("sanitizer", ["asan", "tsan"])
+@pytest.mark.table(0)
+@pytest.mark.parametrize("sanitizer", ["tsan", "asan"])
 @pytest.mark.parametrize(
     "sample",
     [SAMPLE[:FEW], pytest.param(SAMPLE[FEW:], marks=pytest.mark.exhaustive)],

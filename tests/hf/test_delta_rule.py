@@ -252,7 +252,10 @@ def test_a_version_without_such_models_is_refused(monkeypatch: pytest.MonkeyPatc
         accelerate_delta_rule()
 
 
-@pytest.mark.parametrize(("value", "is_ours"), [("1", True), ("0", False), (None, False)])
+@pytest.mark.parametrize(
+    ("value", "is_ours"),
+    [("1", True), pytest.param("0", False, marks=pytest.mark.exhaustive), (None, False)],
+)
 def test_the_environment_variable(value: str | None, is_ours: bool) -> None:
     code = (
         "import ddl.hf, transformers.models.qwen3_next.modeling_qwen3_next as m;"

@@ -49,6 +49,9 @@ class Terminal(io.StringIO):
         return True
 
 
+EXHAUSTIVE = pytest.mark.exhaustive  # seconds each
+
+
 def ddl(*arguments: str) -> tuple[int | str | None, str]:
     """The exit status of `ddl …`, and what a terminal gets of it."""
     terminal = Terminal()
@@ -209,9 +212,13 @@ CASES: list[tuple[Callable[[], None], list[str]]] = [
     (lines, ["prepare", f"{NAME}.jsonl", "--out", "out", "--tokenizer", "bytes"]),
     (sweep("NAME = 1"), ["sweep", "sweep.toml"]),
     (benchmark, ["bench", "--baseline", NAME]),
-    (baseline, [*BENCH, "--baseline", "before.jsonl"]),
+    pytest.param(baseline, [*BENCH, "--baseline", "before.jsonl"], marks=EXHAUSTIVE),
     (local_task, ["eval", "run", "--tasks", f"{NAME}.yaml"]),
-    (named_task, ["eval", "run", "--tasks", NAME, "--include-path", "tasks", "--device", "cpu"]),
+    pytest.param(
+        named_task,
+        ["eval", "run", "--tasks", NAME, "--include-path", "tasks", "--device", "cpu"],
+        marks=EXHAUSTIVE,
+    ),
     (lambda: None, ["demo", "--steps", "1", "--out", NAME, "--device", "cpu"]),
 ]
 # These quote what is planted, so that it is harmless in a program of somebody else's, too.

@@ -109,7 +109,7 @@ def matrices_and_others(
 
     Muon's are the matrices of the sublayers: what has two dimensions, and is neither an embedding
     nor a head (a module called `lm_head`, or what `get_output_embeddings` returns) nor a stream's
-    own. To orthogonalise a gate, a value or a compression would give it directions that it has not.
+    own: a gate, a value or a compression is no map that an orthogonal step would make sense for.
 
     weight_decay, decay: as in `parameter_groups`, which divides AdamW's in two. matrices, others:
     keys that these groups get as well, such as lr or, for an optimizer that tells its groups apart

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ddl import nanochat
 from ddl.optim import never_decayed
-from tests.support import nanochat_standin as chat
 from tests.support.helpers import gradients, randomise_
 from tests.support.nanochat_standin import DTYPE, GPT, GPTConfig, KVCache, norm
 from tests.support.processes import together
@@ -119,12 +118,16 @@ def test_the_engine_takes_token_by_token_what_the_whole_gives(options, compute):
 @torch.inference_mode()
 def test_a_cache_without_a_history():
     model, idx = make(VARIANTS["channel"]), tokens()
-    torch.testing.assert_close(model(idx, kv_cache=KVCache(2, 9, model.config)), model(idx))
+    prompt = KVCache(2, 9, model.config)
+    torch.testing.assert_close(model(idx, kv_cache=prompt), model(idx))
     model = make(VARIANTS["token and conv"])
     with pytest.raises(
         TypeError, match=r"^`kv_cache` must be of the class that `ddl.nanochat.cach"
     ):
         model(idx, kv_cache=KVCache(2, 9, model.config))
+    kind = nanochat.cached(KVCache)
+    with pytest.raises(TypeError, match=r"^`kv_cache` must be of the class that "):
+        kind(2, 9, model.config).prefill(prompt)
     assert nanochat.cached(nanochat.cached(KVCache)) is nanochat.cached(KVCache)
     for other in (dict, 3):
         with pytest.raises(TypeError, match=r"^`kind` must be nanochat's class KVCache, got "):
@@ -331,6 +334,8 @@ def test_what_does_not_fit_is_refused():
     for wrong in (lambda: torch.ones(1) / state, lambda: state - torch.ones(1)):
         with pytest.raises(TypeError):
             wrong()
+    with pytest.raises(ValueError, match=r"^a State must be scaled by .* one element, got \(4,\)$"):
+        torch.ones(4) * state
 
 
 def test_the_stand_in_is_what_nanochat_does():
@@ -341,4 +346,3 @@ def test_the_stand_in_is_what_nanochat_does():
     with torch.inference_mode():
         found = [model(part, kv_cache=cache) for part in idx.split([4, 1, 4], 1)]
         torch.testing.assert_close(torch.cat(found, 1), model(idx), rtol=1e-4, atol=1e-5)
-    assert chat.norm(torch.ones(3)).eq(1).all()

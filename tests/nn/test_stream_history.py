@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ddl import DeltaStream
+from ddl.nn import DeltaMixer
+from ddl.nn.convolution import Slot
 from ddl.nn.history import History
 from tests.support.helpers import normal, randomise_
 
@@ -123,6 +125,14 @@ def test_histories_refuse_crops_that_they_have_no_inputs_for():
         History(crops=-1)
     with pytest.raises(ValueError, match=r"^`tokens` must be at most 2, got 3$"):
         History(crops=2).crop(3)
+    starts, stream = torch.zeros(2, 4, dtype=torch.bool), make_stream(STREAMS["token"])
+    expected = r"^`history` must be one with crops=0 beside `document_starts`, got crops=2: "
+    with torch.no_grad(), pytest.raises(ValueError, match=expected):
+        stream(normal(2, 4, D), history=History(crops=2), document_starts=starts)
+    mixer = DeltaMixer(8, 2).double()
+    expected = r"^`history` must be one with crops=0, got crops=1: what `m.state` keeps is of all "
+    with torch.no_grad(), pytest.raises(ValueError, match=expected):
+        mixer(normal(1, 3, 8), slot=Slot(History(crops=1), "m"))
 
 
 class InterruptionError(Exception):

@@ -55,7 +55,7 @@ class DeltaBlock(nn.Module):
         self.attn, self.mlp = block.attn, block.mlp
         self.read_attn, self.read_mlp = reads
         self.res_attn, self.res_mlp = residuals
-        self.number, self.last = number, last
+        self.number = number
         self._ends = ends  # the modules of the first and of the last block, in a tuple
         self.expand = ends[0] if first else None
         self.readout = ends[1] if last else None

@@ -46,7 +46,9 @@ class _WithHistory:
     def prefill(self, other: Any) -> None:
         """Copy another cache, of as many sequences or of one."""
         super().prefill(other)  # type: ignore[misc]
-        self.history = other.history.clone()
+        history = history_of(other, needed=True)
+        assert history is not None
+        self.history = history.clone()
         if other.batch_size != self.batch_size:  # type: ignore[attr-defined]
             rows = torch.zeros(self.batch_size, dtype=torch.int64)  # type: ignore[attr-defined]
             self.history.select(rows.to(self.cache_seqlens.device))  # type: ignore[attr-defined]

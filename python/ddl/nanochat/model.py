@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
+from ddl.nanogpt.made import check_class, class_of
 from ddl.nanogpt.mixin import WithOptions
 from ddl.nanogpt.model import check_has, check_options_of, stream_for, with_defaults
 from ddl.nn.stream import DeltaStream
@@ -87,15 +87,11 @@ def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
 
     Raises TypeError if `kind` is no class of modules, ValueError if it is already converted.
     """
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        got = kind.__name__ if isinstance(kind, type) else type(kind).__name__
-        raise TypeError(f"`kind` must be nanochat's class GPT, got {got}")
-    if issubclass(kind, Converted):
-        raise ValueError("`kind` must be nanochat's class GPT, got one already converted")
+    check_class(kind, Converted, "nanochat")
     if disable:
         return kind
-    made: Any = _made
-    return made(kind, tuple(sorted(options.items())))
+    made: Any = class_of
+    return made(kind, tuple(sorted(options.items())), _ConvertedWhenMade)
 
 
 class Converted(WithOptions):
@@ -117,13 +113,6 @@ class Converted(WithOptions):
         with self._without_the_stream():  # nanochat gives all that is in a block to Muon
             optimizer = super().setup_optimizer(*args, **kwargs)  # type: ignore[misc]
         return with_stream(optimizer, never_decayed(self), stream_lr)
-
-    def logits_of_state(self, state: Tensor) -> Tensor:
-        """Map a state X (B, T, d, m) to logits (B, T, V) before their cap, without the backout."""
-        readout = self.transformer.h[-1].readout  # type: ignore[union-attr, index]
-        x = readout(state.squeeze(-1) if readout.value_channels == 1 else state)
-        logits: Tensor = self.lm_head(F.rms_norm(x, (x.shape[-1],)))  # type: ignore[operator]
-        return logits
 
     @contextmanager
     def _without_the_stream(self) -> Iterator[None]:
@@ -150,18 +139,6 @@ class _ConvertedWhenMade(Converted):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _rewrite_blocks(self, **self.options)
-
-
-@cache  # so that a copy is of the same class
-def _made(kind: Any, options: tuple[tuple[str, Any], ...]) -> Any:
-    contents = {
-        "__doc__": kind.__doc__,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "options": {"value_channels": 1, "compress": None, "expand": "repeat", **dict(options)},
-        "made_of": (_made, kind, options),
-    }
-    return type(kind.__name__, (_ConvertedWhenMade, kind), contents)
 
 
 @cache

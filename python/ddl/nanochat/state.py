@@ -1,4 +1,4 @@
-"""What passes between two blocks: a state, with the arithmetic that nanochat's forward does."""
+"""A state that passes between two blocks, with the arithmetic of nanochat's forward."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class State:
         self.value, self.opened, self.read, self.scale = value, opened, read, scale
 
     def scaled(self, scale: Tensor) -> State:
-        """λ·X."""
+        """λ·X. Raises ValueError unless λ is a tensor with one element."""
+        if not isinstance(scale, Tensor) or scale.numel() != 1:
+            got = tuple(scale.shape) if isinstance(scale, Tensor) else repr(scale)
+            raise ValueError(f"a State must be scaled by a tensor with one element, got {got}")
         product = scale if self.scale is None else self.scale * scale
         return State(self.value, self.opened, self.read, product)
 

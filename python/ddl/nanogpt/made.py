@@ -11,7 +11,7 @@ from torch import nn
 from .mixin import Converted
 from .model import rewrite_blocks
 
-__all__ = ["converted"]
+__all__ = ["check_class", "class_of", "converted"]
 
 Class = TypeVar("Class", bound=type[nn.Module])
 
@@ -34,16 +34,10 @@ def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
     Raises:
         TypeError: `kind` is no class of modules. ValueError: it is already converted.
     """
-    if isinstance(kind, nn.Module):
-        got = f"a model of class {type(kind).__name__}: `convert` takes a model"
-        raise TypeError(f"`kind` must be nanoGPT's class GPT, got {got}")
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise TypeError(f"`kind` must be nanoGPT's class GPT, got {type(kind).__name__}")
-    if issubclass(kind, Converted):
-        raise ValueError("`kind` must be nanoGPT's class GPT, got one already converted")
+    check_class(kind, Converted, "nanoGPT")
     if disable:
         return kind
-    made: Any = _made
+    made: Any = class_of
     return made(kind, tuple(sorted(options.items())))
 
 
@@ -71,13 +65,31 @@ class _ConvertedWhenMade(Converted):
         return model
 
 
+def check_class(kind: Any, mixin: type, whose: str) -> None:
+    """Raise TypeError unless `kind` is a class of modules, ValueError if it is converted."""
+    if isinstance(kind, nn.Module):
+        got = f"a model of class {type(kind).__name__}: `convert` takes a model"
+        raise TypeError(f"`kind` must be {whose}'s class GPT, got {got}")
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        got = kind.__name__ if isinstance(kind, type) else type(kind).__name__
+        raise TypeError(f"`kind` must be {whose}'s class GPT, got {got}")
+    if issubclass(kind, mixin):
+        raise ValueError(f"`kind` must be {whose}'s class GPT, got one already converted")
+
+
 @cache  # so that a copy is of the same class
-def _made(kind: Any, options: tuple[tuple[str, Any], ...]) -> Any:
+def class_of(
+    kind: Any, options: tuple[tuple[str, Any], ...], mixin: Any = _ConvertedWhenMade
+) -> Any:
+    """Return the subclass of `kind` whose models `mixin` converts with these options."""
     contents = {
         "__doc__": kind.__doc__,
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "options": {"value_channels": 1, "compress": None, "expand": "repeat", **dict(options)},
-        "made_of": (_made, kind, options),
+        "made_of": (class_of, kind, options, mixin),
     }
-    return type(kind.__name__, (_ConvertedWhenMade, kind), contents)
+    return type(kind.__name__, (mixin, kind), contents)
+
+
+_made = class_of  # its name in models that were pickled before

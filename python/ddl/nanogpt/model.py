@@ -24,7 +24,14 @@ from .annealing import Annealing
 from .block import BLOCK, DeltaBlock
 from .mixin import Converted
 
-__all__ = ["convert", "rewrite_blocks"]  # and what other conversions share
+__all__ = [
+    "check_has",
+    "check_options_of",
+    "convert",
+    "rewrite_blocks",
+    "stream_for",
+    "with_defaults",
+]
 
 GPT = TypeVar("GPT", bound=nn.Module)
 

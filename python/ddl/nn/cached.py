@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +51,7 @@ def continued(
     history: History,
     keep: Tensor | None,
     document_starts: Tensor | None,
-    call: Call | None,
-    args: Any,
-    kwargs: Any,
+    call: Call,
 ) -> Tensor:
     """Run a stream on tokens x (B, T, d) that follow those in `history`."""
     if torch.is_grad_enabled() and any(p.requires_grad for p in stream.parameters()):
@@ -61,12 +59,17 @@ def continued(
             "`history` must be used under torch.no_grad() or torch.inference_mode(), got a "
             "forward pass with gradients"
         )
+    if history.crops and document_starts is not None:
+        raise ValueError(
+            "`history` must be one with crops=0 beside `document_starts`, got "
+            f"crops={history.crops}: what is computed again after a crop knows of no starts"
+        )
     history.begin(x.dtype)
     step = history.resolved(
         (id(stream), torch.compiler.is_compiling(), generation(), x.dtype, autocast_dtype(x)),
         lambda: _resolve(stream, x),
     )
-    context: Tensor = step.run(x, history, keep, document_starts, call, args, kwargs)
+    context: Tensor = step.run(x, history, keep, document_starts, call)
     history.commit()
     return context
 
@@ -110,9 +113,7 @@ class CachedStep(NamedTuple):
         history: History,
         keep: Tensor | None,
         document_starts: Tensor | None,
-        call: Call | None,
-        args: Any,
-        kwargs: Any,
+        call: Call,
     ) -> Tensor:
         """Map embeddings x (B, T, d) to the final read (B, T, d), as `DeltaStream.forward`."""
         if self.expand is None:
@@ -133,10 +134,7 @@ class CachedStep(NamedTuple):
         for number, sublayer, residual, step, apart, name, again, read in self.boundaries:
             if residual is not None and read is not None:
                 context, value, gate = residual.after_read(read, context, value, gate)
-            if call is None:
-                written = direction = sublayer(context, *args, **kwargs)
-            else:
-                written = direction = call(number, sublayer, context)
+            written = direction = call(number, sublayer, context)
             if residual is not None:
                 check_returned(f"sublayers[{number}]", written, context)
                 write = residual.write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from ddl.results import ReadParameters
 
 from .history import History
 
-__all__ = ["Slot", "convolve"]
+__all__ = ["Slot", "continue_in", "convolve"]
 
 
 class Slot(NamedTuple):
@@ -39,8 +40,20 @@ def convolve(
     read = ReadParameters(weight.unsqueeze(1), norm_eps=norm_eps, context_dtype=x.dtype)
     if slot is None or weight.shape[1] == 1:  # nothing goes on from a token to the next
         return functional.read_with(state, read, document_starts).context
-    continued = functional.bind_cached_read(state, read)
-    pending = slot.history.get(slot.name, continued)
-    y, _, _, pending = continued(state, pending, document_starts)
-    slot.history.set(slot.name, pending, state)
+    y, _, _ = continue_in(slot, functional.bind_cached_read(state, read), state, document_starts)
     return y
+
+
+def continue_in(
+    slot: Slot,
+    call: Callable[..., tuple[Tensor, ...]],
+    inputs: Tensor,
+    document_starts: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Call for tokens (B, T, …) that follow others; return all but what these leave to the next.
+
+    call: takes the inputs, what past tokens left, and `document_starts`; its last result is left.
+    """
+    *results, kept = call(inputs, slot.history.get(slot.name, call), document_starts)
+    slot.history.set(slot.name, kept, inputs)
+    return tuple(results)

@@ -32,7 +32,8 @@ class History:
 
     static: keep everything at the same addresses from the first pass on, as a CUDA graph needs.
     crops: how many of the last tokens `crop` can take back. Their inputs are kept, too: of a token
-        read (crops + K − 1)·d·m numbers for each sequence. Not with `static`.
+        read (crops + K − 1)·d·m numbers for each sequence. Not with `static`, and without
+        documents that start within the sequence.
 
     Raises ValueError for `crops` below 0, or beside `static`.
     """

@@ -6,16 +6,13 @@ sequence begins; with one, what past tokens left is looked up there, and what th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from ddl import functional
 from ddl.results import ReadParameters, Write
 
-from .convolution import Slot
+from .convolution import Slot, continue_in
 from .expand import Expand
-from .history import History
 from .linear import form_pruned
 
 __all__ = ["Reading", "expanded", "read_from", "rewritten_and_read"]
@@ -31,7 +28,7 @@ def expanded(expand: Expand, x: Tensor, slot: Slot | None) -> Tensor:
     if slot is None or weight is None or weight.shape[-1] == 1:
         state: Tensor = expand(x)
         return state.unsqueeze(-1) if m == 1 else state
-    (state,) = _continued(functional.bind_cached_expand(x, weight, value_channels=m), x, slot)
+    (state,) = continue_in(slot, functional.bind_cached_expand(x, weight, value_channels=m), x)
     return state
 
 
@@ -41,7 +38,7 @@ def read_from(state: Tensor, parameters: ReadParameters, slot: Slot | None) -> R
         context, value, gate, _ = functional.read_with(state, parameters)
         return context, value, gate
     read = functional.bind_cached_read(state, parameters)
-    context, value, gate = _continued(read, state, slot)
+    context, value, gate = continue_in(slot, read, state)
     return context, value, gate
 
 
@@ -54,13 +51,3 @@ def rewritten_and_read(
         return new, (context, value, gate)
     new = functional.write_to(state, write)
     return new, read_from(new, parameters, slot)
-
-
-def _continued(
-    call: Callable[..., tuple[Tensor, ...]], inputs: Tensor, slot: Slot
-) -> tuple[Tensor, ...]:
-    """Call for tokens that follow others; its last result is what these leave."""
-    history: History = slot.history
-    *results, kept = call(inputs, history.get(slot.name, call), None)
-    history.set(slot.name, kept, inputs)
-    return tuple(results)

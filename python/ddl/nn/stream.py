@@ -207,7 +207,7 @@ class DeltaStream(nn.Module):
             TypeError: x or a sublayer's output is not a tensor or has an unsupported dtype; a
                 read or residual is wrapped; `call` is no function, or got arguments beside it.
         """
-        _check_call(call, args, kwargs)
+        call = _checked_call(call, args, kwargs)
         masks = {"keep": keep, "document_starts": document_starts}
         check_stream("x", x, (self.hidden_size,), over_time=True, **masks)
         if history is not None and x.ndim != 3:
@@ -217,17 +217,11 @@ class DeltaStream(nn.Module):
             x = x * keep.unsqueeze(-1)
         x = as_stream(x, self.stream_dtype)
         if history is None:
-            return self._run(x, keep, document_starts, call, args, kwargs)
-        return continued(self, x, history, keep, document_starts, call, args, kwargs)
+            return self._run(x, keep, document_starts, call)
+        return continued(self, x, history, keep, document_starts, call)
 
     def _run(
-        self,
-        x: Tensor,
-        keep: Tensor | None,
-        document_starts: Tensor | None,
-        call: Call | None,
-        args: Any,
-        kwargs: Any,
+        self, x: Tensor, keep: Tensor | None, document_starts: Tensor | None, call: Call
     ) -> Tensor:
         """Run whole sequences x (B, T, d)."""
         reads, residuals = self.parameters_of_calls(x.dtype)
@@ -239,10 +233,7 @@ class DeltaStream(nn.Module):
         parts = zip(self.sublayers, residuals, reads[1:], strict=True)
         for index, (sublayer, residual, read) in enumerate(parts):
             context, value, gate = residual.after_read(self.reads[index], context, value, gate)
-            if call is None:
-                written = sublayer(context, *args, **kwargs)
-            else:
-                written = call(index, sublayer, context)
+            written = call(index, sublayer, context)
             check_returned(f"sublayers[{index}]", written, context)
             write = residual.write(
                 *(state, written, context, value, gate), keep=keep, document_starts=document_starts
@@ -296,15 +287,17 @@ def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:
     return x.to(getattr(torch, dtype))
 
 
-def _check_call(call: Any, args: Any, kwargs: Any) -> None:
-    """Raise unless `call` is a function without arguments beside it, or None."""
+def _checked_call(call: Any, args: Any, kwargs: Any) -> Call:
+    """Return `call`, or for None the call with the same arguments for all; raise for neither."""
     if call is None:
-        return
+        return lambda index, sublayer, h: sublayer(h, *args, **kwargs)
     if not callable(call):
         raise TypeError(f"`call` must be a function of index, sublayer and h, got {call!r}")
     if args or kwargs:
         got = ", ".join([f"{len(args)} by position"] * bool(args) + list(kwargs))
         raise TypeError(f"`call` must give the sublayers their arguments itself, got others: {got}")
+    checked: Call = call
+    return checked
 
 
 def _checked_sublayers(sublayers: Any) -> list[nn.Module]:

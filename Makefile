@@ -74,18 +74,20 @@ check-tch: $(DEPS) ## lints and documentation of that feature
 
 # Seven hours of two cores if halves of the sweeps run side by side (--index), else fourteen.
 # Runs that are finished, and records of them, are kept.
-results: $(EXT) ## docs/results.md anew: corpus, tuning, all runs, records, tables, pictures
+PROCESSES ?= 1
+
+results: $(EXT) ## docs/results.md and docs/recall.md anew: corpus, all runs, tables, pictures (PROCESSES=16 on a GPU)
 	test -e study/corpus.jsonl || $(PY) study/corpus.py study/corpus.jsonl $(ARGS)
 	test -e study/data || $(PY) -m ddl prepare study/corpus.jsonl --out study/data --tokenizer bytes --validation 0.05
 	export OMP_NUM_THREADS=1; \
-	for sweep in tuning tuning-edge tuning-erase main smaller; do $(PY) -m ddl sweep study/$$sweep.toml || exit; done; \
-	for kind in ours l2 rms; do $(PY) -m study.normalisation $$kind || exit; done
-	for sweep in tuning tuning-erase main smaller normalisation-ours normalisation-l2 normalisation-rms; do \
-	    $(PY) study/collect.py runs/study/$$sweep study/records/$$sweep.jsonl || exit; done
-	$(PY) study/collect.py runs/study/tuning-edge study/records/tuning.jsonl
+	$(PY) -m study.side_by_side tuning main depth equal-flops equal-seconds smaller cpu --processes $(PROCESSES) || exit; \
+	for kind in ours l2 rms; do $(PY) -m study.normalisation $$kind && \
+	    $(PY) study/collect.py runs/study/normalisation-$$kind study/records/normalisation-$$kind.jsonl || exit; done; \
+	for task in time depth; do $(PY) -m study.recall $$task --processes $(PROCESSES) || exit; done
 	$(PY) -m study.cost
 	$(PY) -m study.again
 	$(PY) -m study.page
+	$(PY) -m study.recall_page
 
 # It changes the number of threads all the time, and threads that wait would spin.
 soak: $(EXT) ## 10,000 random problems against the reference (ARGS="--seed 3 --problems 50000")

@@ -3,7 +3,8 @@
     python -m study.again     # writes study/records/again.json
 
 The digest of the records is the seed of the draw, so it can be checked and cannot be chosen. On
-the same processor, torch and Python every loss is the same number.
+the same kind of processor, with the same torch and Python, every loss is the same number; on
+another, small differences grow over the steps.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from rich.console import Console
 
 from ddl.files import write_text
 from ddl.lab.config.sweeps import SweepRun, read_sweep
-from ddl.lab.machine import cpu_model
 from ddl.lab.train import train
 
 from . import records
 from .collect import collect
+from .side_by_side import processor
 
 MAIN = Path(__file__).with_name("main.toml")
 OUT = records.FOLDER / "again.json"
@@ -45,7 +46,7 @@ def repeat(run: SweepRun, recorded: dict[str, Any]) -> dict[str, Any]:
     assert found is not None, config.out
     return {
         "name": run.name,
-        "processor": cpu_model(),
+        "processor": {"recorded": recorded["processor"], "again": processor()},
         "versions": {"recorded": recorded["versions"], "again": found["versions"]},
         "loss": {"recorded": recorded["loss"], "again": found["loss"]},
         "equal": {name: found[name] == recorded[name] for name in COMPARED if name in recorded},

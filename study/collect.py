@@ -13,6 +13,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ddl import edit
 from ddl.files import write_text
 from ddl.lab.analysis.inspection import inspect
 from ddl.lab.analysis.runs import read_run
@@ -23,9 +27,12 @@ from ddl.lab.data import load as load_data
 from ddl.lab.load import load
 from ddl.lab.train import checkpoint
 from ddl.lab.train.runs import LAST, RunDirectory
+from ddl.recording.sublayers import find_residuals
 
 TOKENS = 16_384  # that the rewrites of a finished model are measured on
 OVER_TRAINING = ("beta", "error", "write_norm", "coherence")  # of recordings.jsonl
+IN_THE_END = ("alpha", "error", "error_after", "shrinks")  # means of the finished model
+WINDOWS = 8  # of one pass
 
 
 def collect(path: Path) -> dict[str, Any] | None:
@@ -67,17 +74,47 @@ def _short(recording: dict[str, Any]) -> dict[str, Any]:
 
 def _depth(path: Path, run: Any) -> dict[str, Any]:
     """The rewrites of the finished model over depth."""
-    model, _ = load(path, "cpu")
+    model, _ = load(path, run.options.device)
     block = model.config.block_size
     corpus = load_data(run.options.data)
-    windows = evaluation_batches(corpus.validation, 1, block, TOKENS // block)
-    summary = inspect(model, [each.tokens for each in windows]).summary()
+    count = TOKENS // block // WINDOWS
+    device = next(model.parameters()).device
+    windows = [
+        each.tokens.to(device)
+        for each in evaluation_batches(corpus.validation, WINDOWS, block, count)
+    ]
+    summary = inspect(model, windows).summary()
     kept = ("coherence", "effective_rank", "singular_values", "survival", "shares")
+    sublayers = summary["sublayers"]
     return {
         **{name: _rounded(summary[name]) for name in kept},
-        "eigenvalue_counts": [each["eigenvalue_counts"] for each in summary["sublayers"]],
-        "beta": [_rounded([s["beta"]["mean"], s["beta"]["std"]]) for s in summary["sublayers"]],
+        "eigenvalue_counts": [each["eigenvalue_counts"] for each in sublayers if "regimes" in each],
+        "beta": [_rounded([s["beta"]["mean"], s["beta"]["std"]]) for s in sublayers],
+        **{
+            name: [_rounded(each[name]["mean"]) for each in sublayers]
+            for name in IN_THE_END
+            if name in sublayers[0]
+        },
+        "without_erasing": _without_erasing(model, windows),
     }
+
+
+@torch.inference_mode()
+def _without_erasing(model: Any, windows: list[Tensor]) -> list[float] | None:
+    """The loss as it is, then with one sublayer after the other that erases nothing, and last with
+    none that does. None of a model that never erases."""
+    residuals = find_residuals(model)
+    if any(residual.erase == "none" for residual in residuals.values()):
+        return None
+
+    def loss() -> float:
+        return sum(float(model(idx, labels=idx).loss) for idx in windows) / len(windows)
+
+    losses = [loss()]
+    for sublayers in (*residuals, None):
+        with edit(model, sublayers=sublayers, alpha=0.0):
+            losses.append(loss())
+    return losses
 
 
 def _rounded(values: Any) -> Any:

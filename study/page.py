@@ -28,8 +28,32 @@ from .records import Trained
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = "results.md"
 BASELINE = pictures.BASELINE
-# In the order of the tables and the legends.
-ORDER = ("additive", "additive-wider", "hc", "ddl", "cc-noec", "cc", "tc-noec", "tc")
+# In the order of the tables.
+ORDER = (
+    "additive", "additive-wider", "additive-widest", "additive-conv", "attention-residual", "gated",
+    "hc", "mhc", "independent-hc", "expanded", "ddl", "cc-noec", "cc", "cc-separate", "cc-none",
+    "tc-one", "tc-noec", "tc", "tc-separate", "tc-none", "tc-eight", "tc-heads4", "tc-heads8",
+)  # fmt: skip
+# Those of the pictures, in the order of the legends.
+PICTURED = (
+    "additive", "additive-conv", "hc", "cc", "cc-none", "tc", "tc-separate", "tc-none",
+)  # fmt: skip
+AUDITED = ("cc", "tc", "tc-separate")
+# What is asked of two variants: the first one's loss less the second one's, and in which sweep.
+QUESTIONS = {
+    "Erase nothing instead of what is written over": (
+        ("main", "tc-none", "tc"), ("depth", "tc-none", "tc"), ("main", "cc-none", "cc"),
+    ),
+    "Erase by a gate of its own": (("main", "tc-separate", "tc"), ("main", "cc-separate", "cc")),
+    "A convolution without a stream of rewrites": (("main", "additive-conv", "additive"),),
+    "The stream beyond that convolution": (
+        ("main", "tc-one", "additive-conv"), ("main", "tc", "additive-conv"),
+        ("main", "tc-none", "additive-conv"), ("depth", "tc-none", "additive-conv"),
+    ),
+    "Rewrites that can erase more": (
+        ("main", "tc-heads4", "tc"), ("main", "tc-heads8", "tc"), ("main", "tc-eight", "tc"),
+    ),
+}  # fmt: skip
 SMALLER = (
     "default", "value-starts-at-0", "eps-of-the-papers", "eps-tenfold", "every-state-stored",
     "default-bf16", "stream-bf16",
@@ -45,7 +69,7 @@ PICTURES: dict[str, Callable[[Variants, Path, str], None]] = {
 }
 
 
-def comparison(variants: Variants, times: Mapping[str, float]) -> str:
+def comparison(variants: Variants) -> str:
     """Final losses, and their differences from the baseline, seed by seed.
 
     A difference is bold if even the wider interval of Bonferroni's correction, for as many
@@ -54,8 +78,8 @@ def comparison(variants: Variants, times: Mapping[str, float]) -> str:
     comparisons, seeds = len(variants) - 1, len(variants[BASELINE])
     rows = [
         f"| variant | parameters | learning rate | validation loss, {seeds} seeds | bits/byte "
-        f"| difference from {BASELINE} | 95 % interval | time per step, ratio |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| difference from {BASELINE} | 95 % interval |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, runs in variants.items():
         first = next(iter(runs.values())).record
@@ -63,9 +87,108 @@ def comparison(variants: Variants, times: Mapping[str, float]) -> str:
         rows.append(
             f"| {name} | {first['parameters']:,} | {first['config']['optim']['lr']:g} "
             f"| {_mean(runs)} | {mean / math.log(2):.4f} "
-            f"| {_difference(variants[BASELINE], runs, comparisons)} | {times[name]:.2f} |"
+            f"| {_difference(variants[BASELINE], runs, comparisons)} |"
         )
     return "\n".join(rows)
+
+
+def questions(sweeps: Mapping[str, Variants]) -> str:
+    """Differences between two variants, seed by seed; bold as in the comparison."""
+    asked = [(why, *each) for why, pairs in QUESTIONS.items() for each in pairs]
+    rows = ["| question | sublayers | difference | of | 95 % interval |", "|---|---|---|---|---|"]
+    for at, (why, sweep, name, base) in enumerate(asked):
+        found = sweeps[sweep]
+        cells = _difference(found[base], found[name], len(asked)).split(" | ")
+        shown = why if at == 0 or asked[at - 1][0] != why else ""
+        layers = next(iter(found[name].values())).record["config"]["model"]["num_layers"]
+        rows.append(f"| {shown} | {2 * layers} | {cells[0]} | {name} − {base} | {cells[1]} |")
+    return "\n".join(rows)
+
+
+def deep(variants: Variants) -> str:
+    """Final losses of the deeper models, and their differences from the baseline."""
+    rows = [
+        f"| variant | parameters | validation loss | difference from {BASELINE} | 95 % interval |",
+        "|---|---|---|---|---|",
+    ]
+    for name, runs in ordered(variants).items():
+        parameters = next(iter(runs.values())).record["parameters"]
+        difference = _difference(variants[BASELINE], runs)
+        rows.append(f"| {name} | {parameters:,} | {_mean(runs)} | {difference} |")
+    return "\n".join(rows)
+
+
+def equal(main: Variants, flops: Variants, seconds: Variants, times: Mapping[str, float]) -> str:
+    """Differences from the baseline's 2,000 steps at equal tokens, FLOPs and seconds."""
+    rows = [
+        "| variant | equal tokens | steps of equal FLOPs | | time of a step "
+        "| steps of equal seconds | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in ordered(flops):
+        cells = []
+        for found in (main[name], flops[name], seconds[name]):
+            mean, interval = _difference(main[BASELINE], found).split(" | ")
+            cells.append(f"{mean} ({interval})")
+        steps = [
+            next(iter(found[name].values())).record["config"]["steps"] for found in (flops, seconds)
+        ]
+        rows.append(
+            f"| {name} | {cells[0]} | {steps[0]:,} | {cells[1]} | {times[name]:.2f} "
+            f"| {steps[1]:,} | {cells[2]} |"
+        )
+    return "\n".join(rows)
+
+
+def audit(variants: Variants) -> str:
+    """What each sublayer's rewrites erase in the end, and what the loss rises by without that."""
+    rows: list[str] = []
+    for name in AUDITED:
+        depths = [run.record["depth"] for run in variants[name].values()]
+        count = len(depths[0]["alpha"])
+        if not rows:
+            heads = " | ".join(str(number) for number in range(count))
+            rows = [f"| variant | sublayer | {heads} | all |", "|---" * (count + 3) + "|"]
+        given = {
+            "β": [[mean for mean, _ in each["beta"]] for each in depths],
+            "α": [each["alpha"] for each in depths],
+            "erased later": [
+                [row[at] - row[-1] for at, row in enumerate(each["survival"][1:], 1)]
+                for each in depths
+            ],
+            "loss without": [
+                [loss - each["without_erasing"][0] for loss in each["without_erasing"][1:]]
+                for each in depths
+            ],
+        }
+        for what, values in given.items():
+            means = [statistics.mean(column) for column in zip(*values, strict=True)]
+            digits = 3 if what == "loss without" else 2
+            cells = [f"{mean:.{digits}f}" for mean in means] + [""] * (count + 1 - len(means))
+            rows.append(f"| {name if what == 'β' else ''} | {what} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def devices(main: Variants, cpu: Variants) -> str:
+    """How far the losses of two devices are apart, where all options are the same."""
+    rows = ["| variant | mean, GPU − CPU | largest |", "|---|---|---|"]
+    for name, runs in ordered(cpu).items():
+        apart = [
+            main[name][seed].loss - run.loss
+            for seed, run in runs.items()
+            if _same_model(main[name][seed], run)
+        ]
+        if apart:
+            largest = max(apart, key=abs)
+            rows.append(f"| {name} | {_signed(statistics.mean(apart))} | {_signed(largest)} |")
+    return "\n".join(rows)
+
+
+def _same_model(one: Trained, other: Trained) -> bool:
+    """Whether parameters and learning rates are the same."""
+    a, b = one.record, other.record
+    rates = [each["config"]["optim"]["lr"] for each in (a, b)]
+    return a["parameters"] == b["parameters"] and rates[0] == rates[1]
 
 
 def tuning(variants: Variants) -> str:
@@ -120,6 +243,7 @@ def provenance(runs: Sequence[Trained]) -> str:
         return ", ".join(sorted(set(values)))
 
     versions = [run.record["versions"] for run in runs]
+    on_gpu = [run.record["processor"] for run in runs if "processor" in run.record]
     return "\n".join(
         [
             f"| of all {len(runs)} runs | |",
@@ -128,19 +252,20 @@ def provenance(runs: Sequence[Trained]) -> str:
             f"| tokens, digest of `ddl train` | `{of_all(run.record['data'] for run in runs)}` |",
             f"| torch | {of_all(each['torch'] for each in versions)} |",
             f"| Python | {of_all(each['python'] for each in versions)} |",
+            f"| {len(on_gpu)} of them on | {of_all(on_gpu)} |",
         ]
     )
 
 
 def redrawn(record: Mapping[str, Any]) -> str:
     """The run that was drawn: its loss in the record and the second time, to the last digit."""
-    loss, same = record["loss"], all(record["equal"].values())
+    loss, on, same = record["loss"], record["processor"], all(record["equal"].values())
     return "\n".join(
         [
             "| drawn | recorded | again | all that was recorded of it |",
             "|---|---|---|---|",
-            f"| {record['name']} | {loss['recorded']!r} | {loss['again']!r} "
-            f"| {'is the same' if same else 'differs'} |",
+            f"| {record['name']} | {loss['recorded']!r} ({on['recorded']}) "
+            f"| {loss['again']!r} ({on['again']}) | {'is the same' if same else 'differs'} |",
         ]
     )
 
@@ -190,12 +315,19 @@ def text(page: str, folder: Path = records.FOLDER) -> str:
 
 def tables(folder: Path) -> Iterator[tuple[str, str]]:
     """The tables by name."""
-    yield "comparison", comparison(compared(folder), read_cost(folder))
+    main, depth = compared(folder), records.read("depth", folder)
+    yield "comparison", comparison(main)
+    yield "questions", questions({"main": main, "depth": depth})
+    yield "depth", deep(depth)
+    at_equal = [records.read(f"equal-{what}", folder) for what in ("flops", "seconds")]
+    yield "equal", equal(main, *at_equal, read_cost(folder))
+    yield "audit", audit(main)
     yield "tuning", tuning(records.read("tuning", folder))
     kinds = {kind: records.read(f"normalisation-{kind}", folder) for kind in ("ours", "l2", "rms")}
     papers = {"eps-of-the-papers": kinds["ours"]["float32"]}
     yield "smaller", smaller(records.read("smaller", folder) | papers)
     yield "normalisation", normalisation(kinds)
+    yield "devices", devices(main, records.read("cpu", folder))
     yield "provenance", provenance(list(records.every(folder)))
     repeated = (folder / again.OUT.name).read_text(encoding="utf-8")
     yield "again", redrawn(json.loads(repeated))
@@ -218,7 +350,7 @@ def write(docs: Path = DOCS, folder: Path = records.FOLDER) -> None:
     """Make the tables and the pictures anew."""
     page = docs / PAGE
     write_text(page, text(page.read_text(encoding="utf-8"), folder))
-    runs = compared(folder)
+    runs = {name: each for name, each in compared(folder).items() if name in PICTURED}
     for name, draw in PICTURES.items():
         draw(runs, docs / name, records.digest("main", folder=folder))
 

@@ -8,22 +8,22 @@ assigned last. What is assigned and asked is drawn at random, and what is asked 
 the last `span` statements: only the answers can be known, and the loss counts only them. Every
 sequence begins with nothing assigned.
 
-Each variant's learning rate is the best of three on a seed of its own, then it is trained on three
-other seeds, on equal text. Records that are in study/records already stay as they are; `--part 0/2`
-and `--part 1/2` share the work.
+Each variant's learning rate is the best of three, on the last task and a seed of its own. Then it
+is trained on every task with three other seeds, on equal text. What has a record in study/records
+is not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import string
+import sys
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddl.lab.device import pick_device
+from ddl.lab.train.device import make_repeatable
 from ddl.models import GPT, GPTConfig
 from ddl.optim import OptimConfig, learning_rate, make_optimizer
+
+from . import side_by_side
+from .graphed import GraphedStep
 
 VALUES = "0123456789ABCDEF"
 ASKED = 0.5  # share of questions among the statements
@@ -86,7 +91,7 @@ def answers_of(tokens: Tensor) -> Tensor:
     """The labels: the answers alone, which follow a question mark."""
     asked = torch.zeros_like(tokens, dtype=torch.bool)
     asked[:, 1:] = tokens[:, :-1] == ord("?")
-    return tokens.where(asked, IGNORED)
+    return tokens.masked_fill(~asked, IGNORED)
 
 
 # --- a run ----------------------------------------------------------------------------------------
@@ -108,32 +113,44 @@ class Run:
 
 def train(run: Run) -> GPT:
     """Train a model on sequences that no other step has, the same for every variant of a seed."""
+    device = pick_device("auto", run.model.residual)
+    make_repeatable(device)
     torch.manual_seed(run.seed)
-    model = GPT(run.model)
+    model = GPT(run.model).to(device)
     config = OptimConfig(lr=run.lr, warmup_steps=WARMUP)
     optimizer = make_optimizer(model, config)
+
+    def loss_of(tokens: Tensor) -> Tensor:
+        loss = model(tokens, labels=answers_of(tokens)).loss
+        assert loss is not None
+        return loss
+
+    graphed = GraphedStep(optimizer, loss_of, config.clip) if device.type == "cuda" else None
     for step in range(STEPS):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, step, STEPS)
+        lr = learning_rate(config, step, STEPS)
         first = SEEDS_OF_A_RUN * run.seed + BATCH * step
         seeds = range(first, first + BATCH)
         tokens = torch.tensor([sequence(seed, run.task)[0] for seed in seeds])
-        loss = model(tokens, labels=answers_of(tokens)).loss
-        assert loss is not None
+        if graphed is not None:
+            graphed(tokens, lr)
+            continue
+        for group in optimizer.param_groups:
+            group["lr"] = lr
         optimizer.zero_grad()
-        loss.backward()
+        loss_of(tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
     return model
 
 
 @torch.inference_mode()
-def score(model: GPT, task: Task) -> dict[str, Any]:
+def score(model: GPT, task: Task, device: torch.device | None = None) -> dict[str, Any]:
     """How often the model knows the answer: of all, and over how often it had been assigned."""
     right: dict[int, list[bool]] = defaultdict(list)
     for number in range(SCORED):
         tokens, written = sequence(number, task)
-        likeliest = model(torch.tensor([tokens])).logits[0].argmax(-1).tolist()
+        idx = torch.tensor([tokens], device=device)
+        likeliest = model(idx).logits[0].argmax(-1).tolist()
         for at, writes in enumerate(written):
             if writes is not None:
                 known = likeliest[4 * at + 1] == tokens[4 * at + 2]
@@ -151,6 +168,7 @@ def score(model: GPT, task: Task) -> dict[str, Any]:
 def record_of(run: Run) -> dict[str, Any]:
     start = time.process_time()
     model = train(run)
+    device = next(model.parameters()).device
     return {
         "name": run.name,
         "variant": run.variant,
@@ -159,10 +177,17 @@ def record_of(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "steps": STEPS,
         "parameters": model.num_parameters(),
-        **score(model, run.task),
+        **score(model, run.task, device),
         "processor_seconds": round(time.process_time() - start),
-        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "processor": _name(device),
     }
+
+
+def _name(device: torch.device) -> str:
+    """A GPU's name, or the vectors of a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return torch.backends.cpu.get_cpu_capability()
 
 
 # --- what is compared -----------------------------------------------------------------------------
@@ -203,48 +228,39 @@ SETS: dict[str, tuple[dict[str, GPTConfig], list[Task]]] = {
 
 
 def planned(which: str, kept: list[dict[str, Any]]) -> list[Run]:
-    """The runs that can be done: those to tune, and of tuned variants those to compare."""
+    """The runs that can be done: those to tune, on the last task, and of tuned variants all."""
     variants, tasks = SETS[which]
+    accuracy = {record["name"]: record["accuracy"] for record in kept}
     runs = []
-    for (variant, model), task in product(variants.items(), tasks):
-        model = replace(model, block_size=task.block)
-        tuning = [Run(variant, task, model, lr, TUNED_ON) for lr in RATES]
+    for variant, model in variants.items():
+        hardest = Run(variant, tasks[-1], replace(model, block_size=tasks[-1].block), 0.0, TUNED_ON)
+        tuning = [replace(hardest, lr=lr) for lr in RATES]
         runs += tuning
-        accuracy = {record["name"]: record["accuracy"] for record in kept}
         if all(run.name in accuracy for run in tuning):
             best = max(tuning, key=lambda run: accuracy[run.name])
-            runs += [replace(best, seed=seed) for seed in SEEDS]
+            for seed, task in product(SEEDS, tasks):
+                model = replace(model, block_size=task.block)
+                runs.append(replace(best, task=task, model=model, seed=seed))
     return runs
 
 
-def _share(run: Run, parts: int) -> int:
-    return zlib.crc32(run.name.encode()) % parts
+def jobs(which: str, out: Path) -> Iterator[side_by_side.Job]:
+    """The runs that can be planned with the records so far."""
+    for run in planned(which, list(side_by_side.read(out).values())):
+        yield side_by_side.Job(run.name, out, partial(record_of, run))
 
 
-def read(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-
-
-def main() -> None:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("which", choices=tuple(SETS))
-    parser.add_argument("--part", default="0/1", help="i/n: the i-th of n shares of the runs")
-    args = parser.parse_args()
-    part, parts = map(int, args.part.split("/"))
-    out = RECORDS / f"{args.which}.jsonl"
-    while True:
-        names = {record["name"] for record in read(out)}
-        ours = (run for run in planned(args.which, read(out)) if _share(run, parts) == part)
-        run = next((run for run in ours if run.name not in names), None)
-        if run is None:
-            return
-        record = record_of(run)
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        print(f"{run.name}: accuracy {record['accuracy']:.3f}", flush=True)
+    parser.add_argument("--records", type=Path, default=RECORDS, help="where to keep them")
+    side_by_side.arguments_of(parser)
+    args = parser.parse_args(arguments)
+    plan = partial(jobs, args.which, args.records / f"{args.which}.jsonl")
+    return 1 if side_by_side.run(plan, args.processes, 60 * args.minutes) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

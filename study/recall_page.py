@@ -17,7 +17,7 @@ from ddl.files import write_text
 from ddl.lab.analysis.student import interval
 from docs.scripts.marked import fill
 
-from . import recall
+from . import recall, side_by_side
 
 PAGE = Path(__file__).parent.parent / "docs" / "recall.md"
 Record = dict[str, Any]
@@ -25,7 +25,7 @@ Record = dict[str, Any]
 
 def table(which: str) -> str:
     """Accuracy of every variant of a task that all seeds were trained for, and the differences."""
-    records = recall.read(recall.RECORDS / f"{which}.jsonl")
+    records = list(side_by_side.read(recall.RECORDS / f"{which}.jsonl").values())
     if not records:
         return "Not trained yet."
     variants, tasks = recall.SETS[which]
@@ -88,11 +88,11 @@ def _share(runs: dict[int, Record], writes: tuple[int, ...]) -> float:
 
 
 def provenance(records: list[Record]) -> str:
-    vectors = ", ".join(sorted({record["vectors"] for record in records}))
+    processors = ", ".join(sorted({record["processor"] for record in records}))
     hours = sum(record["processor_seconds"] for record in records) / 3600
     return (
         f"{len(records)} runs of {recall.STEPS:,} steps with {recall.BATCH} sequences, those for "
-        f"the learning rates included, in {hours:.1f} hours of a core ({vectors})."
+        f"the learning rates included, in {hours:.1f} hours of a core ({processors})."
     )
 
 

@@ -43,6 +43,10 @@ def test_finished_runs_are_collected_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(one["depth"]["coherence"]) == sublayers
     assert len(one["depth"]["survival"]) == sublayers + 1
     assert next(sum(counts) for counts in one["depth"]["eigenvalue_counts"]) > 0
+    assert one["depth"]["alpha"] == [mean for mean, _ in one["depth"]["beta"]]  # erasing is tied
+    as_it_is, *without, without_any = one["depth"]["without_erasing"]
+    assert len(without) == sublayers
+    assert len({as_it_is, *without, without_any}) == sublayers + 2
 
     before = out.read_text()
     train(replace(cc, out=runs / "cc-s2", resume="auto"), quiet())

@@ -14,14 +14,26 @@ from tests.support.figures import saved_figure
 
 MARKS = "".join(
     f"{name}\n<!-- {name}: begin (made) -->\nold\n<!-- {name}: end -->\n"
-    for name in ("comparison", "tuning", "smaller", "normalisation", "provenance", "again")
+    for name in (
+        "comparison",
+        "questions",
+        "depth",
+        "equal",
+        "audit",
+        "tuning",
+        "smaller",
+        "normalisation",
+        "devices",
+        "provenance",
+        "again",
+    )
 )
 
 
-def record(name: str, losses: list[float], *, lr: float = 1e-3) -> str:
+def record(name: str, losses: list[float], *, lr: float = 1e-3, steps: int = 2000) -> str:
     made: dict[str, Any] = {
         "name": name,
-        "config": {"optim": {"lr": lr}},
+        "config": {"optim": {"lr": lr}, "model": {"num_layers": 2}, "steps": steps},
         "parameters": 1_234_567,
         "versions": {"torch": "2.11.0", "python": "3.11.7"},
         "data": "d1",
@@ -47,8 +59,20 @@ def record(name: str, losses: list[float], *, lr: float = 1e-3) -> str:
                 [None, None, None, 1.0],
             ],
             "eigenvalue_counts": [[1, 2, 3], [0, 4, 2], [6, 0, 0]],
+            "beta": [[0.5, 0.1], [1.0, 0.1], [1.5, 0.1]],
+            "alpha": [0.25, 0.5, 0.75],
+            "without_erasing": [losses[-1] + rise for rise in (0.0, 0.01, 0.02, 0.0, 0.03)],
         }
     return json.dumps(made) + "\n"
+
+
+@pytest.fixture(autouse=True)
+def _few_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask about the variants that the records below have."""
+    asked = {"Is it better": (("main", "cc", "additive"), ("depth", "cc", "additive")),
+             "And hc": (("main", "hc", "additive"),)}  # fmt: skip
+    monkeypatch.setattr(page, "QUESTIONS", asked)
+    monkeypatch.setattr(page, "AUDITED", ("cc",))
 
 
 @pytest.fixture
@@ -56,13 +80,21 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "records"
     folder.mkdir()
     finals = {"additive": (1.30, 1.32, 1.31), "cc": (1.20, 1.24, 1.19), "hc": (1.31, 1.30, 1.32)}
-    (folder / "main.jsonl").write_text(
-        "".join(
-            record(f"{name}-s{seed}", [loss + 0.1, loss])
-            for name, values in finals.items()
-            for seed, loss in enumerate(values, start=1)
+
+    def sweep(name: str, finals: dict[str, tuple[float, ...]], **options: Any) -> None:
+        (folder / f"{name}.jsonl").write_text(
+            "".join(
+                record(f"{name}-s{seed}", [loss + 0.1, loss], **options)
+                for name, values in finals.items()
+                for seed, loss in enumerate(values, start=1)
+            )
         )
-    )
+
+    sweep("main", finals)
+    sweep("depth", {name: finals[name] for name in ("additive", "cc")})
+    sweep("equal-flops", {"cc": (1.21, 1.25, 1.20)}, steps=1900)
+    sweep("equal-seconds", {"cc": (1.30, 1.34, 1.29)}, steps=1000)
+    sweep("cpu", {"cc": (1.21, 1.22, 1.20), "additive": (1.30, 1.32, 1.31)})
     (folder / "tuning.jsonl").write_text(
         "".join(
             record(f"{name}-lr{lr}-s101", [loss])
@@ -86,9 +118,13 @@ def folder(tmp_path: Path) -> Path:
         (folder / f"normalisation-{kind}.jsonl").write_text(text)
     with (folder / "normalisation-ours.jsonl").open("a") as file:
         file.write(record("float32-s1", [1.51]) + record("float32-s2", [1.54]))
-    seconds = {"additive": [1.0, 2.0, 1.0], "cc": [2.0, 3.0, 1.9], "hc": [4.0, 8.0, 4.0]}
+    seconds = {"additive": {"eager": [1.0, 2.0, 1.0]}, "cc": {"eager": [2.0, 3.0, 1.9]}}
     (folder / "cost.json").write_text(json.dumps({"seconds": seconds}))
-    repeated = {"name": "cc-s2", "loss": {"recorded": 1.21, "again": 1.21}}
+    repeated = {
+        "name": "cc-s2",
+        "loss": {"recorded": 1.21, "again": 1.21},
+        "processor": {"recorded": "a GPU", "again": "a CPU"},
+    }
     (folder / "again.json").write_text(json.dumps(repeated | {"equal": {"validation": True}}))
     return folder
 
@@ -116,15 +152,60 @@ def test_the_comparison(docs: Path) -> None:
     6.205 · s/√3 for two comparisons."""
     additive, hc, cc = rows(docs, "comparison")
     assert additive == [
-        "additive", "1,234,567", "0.001", "1.3100 ± 0.0100", "1.8899", "–", "–", "1.00",
+        "additive", "1,234,567", "0.001", "1.3100 ± 0.0100", "1.8899", "–", "–",
     ]  # fmt: skip
     half = 4.302653 * 0.02 / math.sqrt(3)
     assert cc == [
         "cc", "1,234,567", "0.001", "1.2100 ± 0.0265", "1.7457", "**−0.1000**",
-        f"−{0.1 + half:.4f} to −{0.1 - half:.4f}", "1.90",
+        f"−{0.1 + half:.4f} to −{0.1 - half:.4f}",
     ]  # fmt: skip
     assert hc[0] == "hc"
-    assert (hc[5], hc[7]) == ("+0.0000", "4.00")
+    assert hc[5] == "+0.0000"
+
+
+def test_the_questions(docs: Path) -> None:
+    """A question is named once, and corrected for all three comparisons."""
+    cc, deep, hc = rows(docs, "questions")
+    assert cc[:4] == ["Is it better", "4", "**−0.1000**", "cc − additive"]
+    assert deep[:4] == ["", "4", "**−0.1000**", "cc − additive"]
+    assert hc[:4] == ["And hc", "4", "+0.0000", "hc − additive"]
+
+
+def test_the_deeper_models(docs: Path) -> None:
+    additive, cc = rows(docs, "depth")
+    assert additive[:4] == ["additive", "1,234,567", "1.3100 ± 0.0100", "–"]
+    assert cc[3] == "−0.1000"
+
+
+def test_equal_cost(docs: Path) -> None:
+    """All differences are from the same additive runs, those of the comparison."""
+    (cc,) = rows(docs, "equal")
+    assert (cc[0], cc[2], cc[4], cc[5]) == ("cc", "1,900", "1.90", "1,000")
+    assert [cell.split(" ")[0] for cell in (cc[1], cc[3], cc[6])] == [
+        "−0.1000",
+        "−0.0900",
+        "+0.0000",
+    ]
+
+
+def test_what_is_erased(docs: Path) -> None:
+    assert rows(docs, "audit") == [
+        ["cc", "β", "0.50", "1.00", "1.50", ""],
+        ["", "α", "0.25", "0.50", "0.75", ""],
+        ["", "erased later", "0.10", "0.15", "0.00", ""],
+        ["", "loss without", "0.010", "0.020", "0.000", "0.030"],
+    ]
+
+
+def test_two_devices(docs: Path, folder: Path) -> None:
+    """Runs whose options differ are not compared."""
+    assert rows(docs, "devices") == [
+        ["additive", "+0.0000", "+0.0000"],
+        ["cc", "+0.0000", "+0.0200"],
+    ]
+    file = folder / "cpu.jsonl"
+    file.write_text(file.read_text().replace('"lr": 0.001', '"lr": 0.002'))
+    assert page.devices(page.compared(folder), records.read("cpu", folder)).count("\n") == 1
 
 
 @pytest.mark.parametrize(("comparisons", "mean"), [(1, "**+0.0933**"), (2, "+0.0933")])
@@ -192,7 +273,8 @@ def test_what_all_runs_had_in_common(docs: Path, folder: Path) -> None:
     data = "tokens, digest of `ddl train`"
     assert found()["corpus, SHA-256"] == f"`{corpus.SHA256}`"
     assert (found()[data], found()["torch"]) == ("`d1`", "2.11.0")
-    assert "| of all 28 runs | |" in (docs / page.PAGE).read_text()
+    assert "| of all 46 runs | |" in (docs / page.PAGE).read_text()
+    assert found()["0 of them on"] == ""
     file = folder / "tuning.jsonl"
     file.write_text(file.read_text().replace('"d1"', '"d2"', 1))
     page.write(docs, folder)
@@ -200,10 +282,11 @@ def test_what_all_runs_had_in_common(docs: Path, folder: Path) -> None:
 
 
 def test_the_run_that_was_drawn(docs: Path, folder: Path) -> None:
-    assert rows(docs, "again") == [["cc-s2", "1.21", "1.21", "is the same"]]
+    shown = ["cc-s2", "1.21 (a GPU)", "1.21 (a CPU)"]
+    assert rows(docs, "again") == [[*shown, "is the same"]]
     made = json.loads((folder / "again.json").read_text())
     assert rows_of(page.redrawn(made | {"equal": {"validation": True, "depth": False}})) == [
-        ["cc-s2", "1.21", "1.21", "differs"]
+        [*shown, "differs"]
     ]
 
 

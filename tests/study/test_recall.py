@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ddl.models import GPT
-from study import recall, recall_page
+from study import recall, recall_page, side_by_side
+from study.side_by_side import Job
 
 TASK = recall.Task(block=240, variables=5, span=12)
 
@@ -82,21 +84,23 @@ def test_the_score(overwrites: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         assert right == (1.0 if overwrites else pytest.approx(chance, abs=0.15))
 
 
-def test_runs_are_planned_done_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Three rates on a seed, then three seeds with the best; two shares make the whole."""
+def test_runs_are_planned_done_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rates on a seed, then three seeds with the best."""
+
+    def run_here(plan: Callable[[], Iterable[Job]], processes: int, seconds: float) -> int:
+        while left := [job for job in plan() if job.name not in side_by_side.read(job.out)]:
+            side_by_side.keep(left[0].out, left[0].work())
+        return 0
+
+    monkeypatch.setattr(side_by_side, "run", run_here)
     small = replace(recall.TIME["deltanet"], hidden_size=32, num_heads=2, num_layers=1)
     task = recall.Task(40, 3, 6)
     monkeypatch.setattr(recall, "SETS", {"time": ({"a": small}, [task])})
-    monkeypatch.setattr(recall, "RECORDS", tmp_path)
     monkeypatch.setattr(recall, "STEPS", 3)
     monkeypatch.setattr(recall, "SCORED", 4)
-    for part in ("0/2", "1/2", "0/2", "1/2"):
-        monkeypatch.setattr("sys.argv", ["recall", "time", "--part", part])
-        recall.main()
-    records = recall.read(tmp_path / "time.jsonl")
-    assert capsys.readouterr().out.count("accuracy") == len(records) == 6
+    assert recall.main(["time", "--records", str(tmp_path)]) == 0
+    records = list(side_by_side.read(tmp_path / "time.jsonl").values())
+    assert len(records) == 6
     best = max((r for r in records if r["seed"] == 101), key=lambda r: r["accuracy"])
     assert [r["lr"] for r in records if r["seed"] != 101] == [best["lr"]] * 3
     assert {r["seed"] for r in records} == {1, 2, 3, 101}
@@ -134,7 +138,7 @@ def test_the_table_of_some_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "accuracy": accuracy + 0.01 * seed,
             "by_writes": {"1": [1.0, 10], "2": [0.5, 30], "8": [0.25, 10]},
             "processor_seconds": 1800,
-            "vectors": "AVX2",
+            "processor": "AVX2",
         }
         for variant, accuracy, seeds in (
             ("deltanet", 0.5, (1, 2, 3)),

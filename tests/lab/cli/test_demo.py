@@ -24,7 +24,7 @@ def test_demo_compares_two_trainings_that_start_alike(
     console, config = recorder(), DemoConfig(steps=2, out=tmp_path, device="cpu")
     pair = demo(config, console, samples=5)
     text = console.export_text()
-    assert [c.name for c in pair] == ["additive", "ddl-cc"]
+    assert [c.name for c in pair] == ["additive", "ddl-tc"]
     for piece in (
         "validation loss",
         "tokens/s",
@@ -42,7 +42,7 @@ def test_demo_compares_two_trainings_that_start_alike(
         load_run(candidate.run.path, CPU)
     additive, delta = (c.trainer.config for c in pair)
     assert replace(additive, model=delta.model, out=delta.out) == delta
-    assert [c.run.path.name for c in pair] == ["additive-s1337", "ddl-cc-s1337"]
+    assert [c.run.path.name for c in pair] == ["additive-s1337", "ddl-tc-s1337"]
     assert runs_at(tmp_path) == [c.run.path for c in pair]
     assert additive.model == short(tmp_path, "additive").model
-    assert delta.model == short(tmp_path, "ddl-cc").model
+    assert delta.model == short(tmp_path, "ddl-tc").model

@@ -8,7 +8,7 @@ from .command import Command, parse
 
 HELP = """Score a run, or a Hugging Face model, on tasks of lm-evaluation-harness.
 
-ddl eval runs/ddl-cc-d256-L4-s1337 --tasks arc_easy piqa --num-fewshot 1
+ddl eval runs/ddl-tc-d256-L4-s1337 --tasks arc_easy piqa --num-fewshot 1
 
 Without --tasks: the papers' eight benchmarks, 0-shot and 1-shot."""
 

@@ -8,7 +8,7 @@ from .command import Command, parse
 
 HELP = """Write the model and tokenizer of a run for Hugging Face's Auto classes.
 
-ddl export runs/ddl-cc-d256-L4-s1337 --hf exported"""
+ddl export runs/ddl-tc-d256-L4-s1337 --hf exported"""
 
 
 def run(args: list[str]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELP = """Continue a prompt with the model of a run directory.
 
-ddl sample runs/ddl-cc-d256-L4-s1337 --prompt "The statement" --tokens 200"""
+ddl sample runs/ddl-tc-d256-L4-s1337 --prompt "The statement" --tokens 200"""
 
 
 def run(args: list[str]) -> None:

@@ -23,11 +23,11 @@ that is given wins over preset and recipe.
 
 ddl train demo --model.residual additive --data shakespeare.txt
 
-ddl train --resume runs/ddl-cc-d256-L4-s1337
+ddl train --resume runs/ddl-tc-d256-L4-s1337
 
 With --init-from, a new run starts from the weights of another one, whose model it has:
 
-ddl train demo --init-from runs/ddl-cc-d256-L4-s1337 --data other.txt --steps 100 --out runs/other
+ddl train demo --init-from runs/ddl-tc-d256-L4-s1337 --data other.txt --steps 100 --out runs/other
 
 Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 ends it after the step and a checkpoint; the exit status is then
 128 and the signal's number, such as 130 and 143."""

@@ -94,7 +94,7 @@ class SampleConfig:
 class DemoConfig:
     """Train the additive residual and a DDL residual side by side."""
 
-    residual: Residual = "ddl-cc"
+    residual: Residual = "ddl-tc"
     """The residual to compare with the additive one."""
     steps: int | None = None
     """Optimizer steps of each model; None takes the number of the `demo` preset."""

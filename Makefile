@@ -38,7 +38,7 @@ test-all: $(EXT) ## the Python tests, every case of every table
 # width: from one of AVX-512, kernels return wrong numbers, or end the process.
 AVX2 := TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/build/inductor-avx2 DDL_SIMD=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 PORTABLE := DDL_SIMD=portable
-SIMD_SAMPLE := tests/nn/test_stream.py tests/hf/test_model.py tests/paper/test_paper.py \
+SIMD_SAMPLE := tests/nn/test_stream.py tests/hf/test_model.py tests/paper/test_paper.py tests/models/streams/test_transformers.py \
     tests/lab/evaluation/test_eval.py::test_the_likeliest_ending_is_greedy
 
 test-simd: $(EXT) ## a sample of the tests with AVX2 alone, then without SIMD code of ours (ARGS=tests for all)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from pathlib import Path
 
+import pytest
+import torch
+
+from ddl.models import GPT, GPTConfig, flops_per_token
+from ddl.models.config import RESIDUALS
 from docs.scripts import performance, pictures
 from docs.scripts.marked import fill
 from study import page
@@ -39,6 +45,34 @@ def test_a_changed_table_is_stale(monkeypatch, capsys):
 def test_the_table_beside_a_record_is_of_it(name):
     table = (performance.RESULTS / f"{name}.md").read_text(encoding="utf-8")
     assert performance.newest(name)["commit"]["hash"][:10] in table
+
+
+def test_the_record_of_streams_is_of_these_residuals():
+    """Parameters and FLOPs are those of the models of today; only a time can be old."""
+    record = performance.newest("streams")
+    found = {result["residual"]: result for result in record["results"]}
+    assert list(found) == list(RESIDUALS)
+    sizes = record["config"]
+    for residual, result in found.items():
+        config = GPTConfig(
+            residual,
+            vocab_size=256,
+            block_size=sizes["time"],
+            num_layers=sizes["layers"],
+            num_heads=sizes["heads"],
+            hidden_size=sizes["hidden_size"],
+        )
+        assert result["flops"] == flops_per_token(config).total, residual
+        with torch.device("meta"):
+            assert result["parameters"] == GPT(config).num_parameters(), residual
+
+
+def test_the_page_of_variants_has_every_residual():
+    docs = Path(performance.__file__).parent.parent
+    page = (docs / "variants.md").read_text(encoding="utf-8")
+    written = re.sub(r"<!-- (.+?): begin.*?<!-- \1: end -->", "", page, flags=re.DOTALL)
+    rows = re.findall(r"^\| `([a-z-]+)` \|", written, flags=re.MULTILINE)
+    assert set(rows) >= set(RESIDUALS)
 
 
 def test_a_page_without_marks_is_refused():

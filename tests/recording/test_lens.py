@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ddl import record
+from ddl.lab.config import RESIDUALS
 from ddl.models import GPT
 from ddl.recording import lens
 from tests.support import hf_cases, nanogpt_cases
@@ -40,7 +41,7 @@ def check(model: Any, idx: torch.Tensor, logits: torch.Tensor) -> None:
             torch.testing.assert_close(got.to(wanted), wanted)
 
 
-@pytest.mark.parametrize("residual", ["ddl", "ddl-cc", "ddl-tc", "additive", "hc"])
+@pytest.mark.parametrize("residual", RESIDUALS)
 def test_our_models(residual: str) -> None:
     model: GPT = hf_cases.model(residual=residual).eval()
     idx = hf_cases.tokens(2, 5)

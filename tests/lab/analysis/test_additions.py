@@ -11,6 +11,7 @@ import torch
 from ddl.lab.analysis.heat_maps import draw_depth, draw_training
 from ddl.lab.analysis.inspection import inspect
 from ddl.lab.analysis.inspection_tables import depth_table, sentences
+from ddl.lab.analysis.spectra import effective_rank
 from tests.recording.test_additions import by_hand, make, plain
 from tests.support import hf_cases
 from tests.support.figures import saved_figure
@@ -27,9 +28,11 @@ def test_it_equals_the_sum_over_sources(residual: str) -> None:
     windows = [hf_cases.tokens(2, 5), hf_cases.tokens(2, 5) + 1]
     found = inspect(model, windows)
     norms, shares = torch.zeros(L + 1, L + 1, dtype=F64), torch.zeros(L + 1, dtype=F64)
-    cosines = torch.zeros(L, L, dtype=F64)
+    cosines, ranks = torch.zeros(L, L, dtype=F64), np.zeros(L + 1)
     for idx in windows:
         steps = by_hand(model, idx)
+        for at, X in enumerate([steps[0].state, *(step.after for step in steps)]):
+            ranks[at] += effective_rank(X.flatten(0, 1).numpy()).mean() / 2
         left = [steps[0].state]
         norms[0, 0] += left[0].flatten(-2).norm(dim=-1).mean() / 2
         for after, step in enumerate(steps, start=1):
@@ -56,6 +59,7 @@ def test_it_equals_the_sum_over_sources(residual: str) -> None:
         assert found.effective_rank is not None
         np.testing.assert_allclose(found.survival[upper], wanted[upper], rtol=1e-10)
         assert np.isnan(found.survival[~upper]).all()
+        np.testing.assert_allclose(found.effective_rank, ranks, rtol=1e-10)
         assert found.effective_rank[0] == pytest.approx(1)  # all streams are equal at first
         assert found.effective_rank[-1] > 1
 

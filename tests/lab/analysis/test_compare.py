@@ -37,6 +37,15 @@ def only(path: Path) -> Run:
     return compared.runs[0]
 
 
+@pytest.mark.parametrize("residual", ["mhc", "independent-hc", "gated", "attention-residual"])
+def test_other_streams_are_compared(tmp_path: Path, residual: str) -> None:
+    base, other = make_run(tmp_path / "a"), make_run(tmp_path / "b", residual, losses=[2.0])
+    compared = compare([base, other])
+    assert [run.options.model.residual for run in compared.runs] == ["additive", residual]
+    assert compared.runs[1].parameters == GPT(compared.runs[1].options.model).num_parameters()
+    assert compared.runs[1].final.loss == 2.0
+
+
 # --- one run ------------------------------------------------------------------------------------
 
 

@@ -22,9 +22,9 @@ from ddl.lab.analysis.labels import labels
 from tests.support.figures import saved_figure
 
 
-def inspected(depth: int) -> Inspection:
+def inspected(depth: int, **options: Any) -> Inspection:
     torch.manual_seed(0)
-    stream = DeltaStream(8, [nn.Linear(8, 8) for _ in range(depth)], value_channels=2)
+    stream = DeltaStream(8, [nn.Linear(8, 8) for _ in range(depth)], value_channels=2, **options)
     return inspect(stream, [torch.randn(1, 6, 8)])
 
 
@@ -66,6 +66,20 @@ def test_training_shows_the_means_by_step(tmp_path: Path) -> None:
         expected = [[r["sublayers"][i][quantity]["mean"] for r in records] for i in range(3)]
         values = np.array(expected, dtype=float)
         assert np.array_equal(np.ma.filled(shown[title], np.nan), values, equal_nan=True)
+
+
+def test_training_shows_alpha_where_it_is_another_gate(tmp_path: Path) -> None:
+    records = recordings(inspected(3, erase="separate"))[:2]
+    for step, record in enumerate(records):
+        for i, sublayer in enumerate(record["sublayers"]):
+            sublayer["alpha"]["mean"], sublayer["beta"]["mean"] = i + step / 2, 1.0
+    shown = images(drawn(lambda path: draw_training(records, path), tmp_path))
+    titles = ["Gate β, which writes", "Gate α, which erases", "Error |v − p|", "Norm of the write"]
+    assert list(shown) == titles
+    assert shown[titles[0]].tolist() == [[1.0, 1.0]] * 3
+    assert shown[titles[1]].tolist() == [[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]]
+    tied = images(drawn(lambda path: draw_training(recordings(inspected(3)), path), tmp_path))
+    assert list(tied) == ["Gate β", *titles[2:]]
 
 
 @pytest.mark.filterwarnings("error")

@@ -163,20 +163,25 @@ def test_every_variant_is_measured(options: dict[str, Any]) -> None:
     assert [sublayer["name"] for sublayer in summary["sublayers"]] == recording.sublayers
 
 
-def test_several_rewrites_of_a_sublayer_count_as_several() -> None:
-    stream = make({"value_channels": 3, "rewrites": 2})
+@pytest.mark.parametrize(
+    "options", [{"rewrites": 2}, {"heads": 2}, {"heads": 2, "erase": "separate"}], ids=str
+)
+def test_several_rewrites_of_a_sublayer_count_as_several(options: dict[str, Any]) -> None:
+    stream = make({"value_channels": 3, **options})
     found = inspect(stream, [embeddings()])
     assert found.coherence.shape == (2 * L, 2 * L)
     assert len(found.effective_rank) == 2 * L + 1
     assert found.survival.shape == (2 * L + 1, 2 * L + 1)
     assert found.shares.sum() == pytest.approx(1)
     assert not (np.diff(found.survival, axis=1) > 1e-6).any()
-    with ddl.record(stream, tokens=("direction", "beta")) as recording:
+    names = [f"residuals.{i}.{j}" for i in range(L) for j in range(2)]
+    assert [sublayer["name"] for sublayer in found.summary()["sublayers"]] == names
+    with ddl.record(stream, tokens=("direction", "alpha")) as recording:
         stream(embeddings())
-    k, beta = (recording.tokens(n).flatten(1, 2).double() for n in ("direction", "beta"))
+    k, alpha = (recording.tokens(n).flatten(1, 2).double() for n in ("direction", "alpha"))
     product = torch.eye(D, dtype=F64).expand(B * T, D, D)
     for row in range(2 * L):
-        step = torch.eye(D, dtype=F64) - beta[row][:, None, None] * torch.einsum(
+        step = torch.eye(D, dtype=F64) - alpha[row][:, None, None] * torch.einsum(
             "ni,nj->nij", k[row], k[row]
         )
         product = step @ product

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("plotly", reason="needs the extra `report`")
 
+from ddl.lab.analysis.cost import CAPTION
 from ddl.lab.analysis.inspection import inspect
 from ddl.lab.analysis.recordings import SCALARS
 from ddl.lab.analysis.report.rewrites import read_depth
@@ -84,6 +85,8 @@ def test_the_losses_over_steps_tokens_flops_or_seconds(tmp_path: Path, write: Wr
     assert seconds["x"][2] == pytest.approx([3 * 256 / 1000, 3 * 256 * (1 / 1000 + 1 / 2000)])
     without = "Without seconds of training, which are not recorded: half-s1."
     assert without in page.texts("p")
+    (below,) = (text for text in page.texts("p") if text.startswith("Validation losses have"))
+    assert below.endswith(" ".join(CAPTION.split()))
 
 
 def test_the_heat_maps_over_depth(tmp_path: Path, write: Write) -> None:

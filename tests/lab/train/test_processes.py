@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.tensor import DTensor
 
 from ddl.lab import data
-from ddl.lab.config import RESIDUALS, PrepareConfig, TrainConfig
+from ddl.lab.config import BASELINES, RESIDUALS, PrepareConfig, TrainConfig
 from ddl.lab.data.prepare import prepare
 from ddl.lab.load import load
 from ddl.lab.train import Trainer, train
@@ -91,6 +91,12 @@ def check_gradients(config: TrainConfig, count: int, folder: Path) -> None:
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_gradients_of_the_first_step(tmp_path: Path, how: str, count: int, residual: str) -> None:
     check_gradients(config(tmp_path, residual, parallel=how), count, tmp_path / "out")
+
+
+@pytest.mark.parametrize("residual", [name for name in BASELINES[1:] if name != "additive-conv"])
+def test_gradients_of_sharded_baselines(tmp_path: Path, residual: str) -> None:
+    """The sample above has `additive-conv` and the delta rule sharded."""
+    check_gradients(config(tmp_path, residual, parallel="fsdp2"), 2, tmp_path / "out")
 
 
 @pytest.mark.parametrize("how", HOW)

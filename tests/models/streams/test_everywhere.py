@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddl.models import GPT, GPTConfig
 from ddl.models.config import BASELINES
@@ -14,6 +16,7 @@ from ddl.nn.additions import Addition
 from tests.support.helpers import gradients, normal, randomise_
 
 every = pytest.mark.parametrize("residual", BASELINES[1:])
+with_expanded = pytest.mark.parametrize("residual", [*BASELINES[1:], "expanded"])
 
 
 def make(residual: str) -> GPT:
@@ -28,7 +31,7 @@ def tokens() -> Tensor:
     return torch.arange(24).view(2, 12).remainder(32)
 
 
-@every
+@with_expanded
 def test_compiled_without_a_break(residual: str) -> None:
     """Hidden states and gradients, by name; in float64 no fusion changes more than rounding."""
     model, x = make(residual).double(), normal(2, 12, 32).requires_grad_()
@@ -38,11 +41,48 @@ def test_compiled_without_a_break(residual: str) -> None:
         torch.testing.assert_close(found, expected[name], rtol=1e-10, atol=1e-12, msg=name)
 
 
-@every
+@with_expanded
 def test_exported(residual: str) -> None:
     model = make(residual).eval()
     program = torch.export.export(model, (tokens(),))
     torch.testing.assert_close(program.module()(tokens()).logits, model(tokens()).logits)
+
+
+@pytest.mark.parametrize("residual", ["mhc", "independent-hc"])
+def test_the_maps_of_streams_are_not_rounded(residual: str) -> None:
+    """Autocast changes no bit of what connections and the head compute of float32 states."""
+    stream, x = make(residual).trunk, normal(2, 12, 4, 32, dtype=torch.float32)
+    for part in (*stream.connections, stream.head):
+        expected = part(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = part(x)
+        for one, other in zip(flat(found), flat(expected), strict=True):
+            assert torch.equal(one, other)
+
+
+def flat(outputs: Any) -> list[Tensor]:
+    found = outputs if isinstance(outputs, tuple) else (outputs,)
+    return [x for x in found if isinstance(x, Tensor)]
+
+
+@pytest.mark.parametrize("residual", ["hc", "mhc", "independent-hc", "gated", "attention-residual"])
+def test_plain_pytorch_alone(residual: str) -> None:
+    """No operator of ours runs, forward or backward."""
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            names.add(func.namespace)
+            return func(*args, **kwargs or {})
+
+    model, names = make(residual), set[str]()
+    with Seen():
+        loss = model(tokens(), labels=tokens()).loss
+        assert loss is not None
+        loss.backward()
+    assert "aten" in names
+    assert "ddl" not in names
 
 
 @every

@@ -250,7 +250,8 @@ def delta_rule(
     sums are float32 (float64 for float64); β, g and states in half precision are converted.
     Autocast changes nothing. On a CPU the recurrence runs natively, in one pass over the state per
     step. On other devices flash-linear-attention runs if it is installed and takes the problem (q,
-    k and v in one 16-bit dtype on a CUDA device, no documents), else chunks in plain PyTorch.
+    k and v in one 16-bit dtype on a CUDA device, no documents, K ≤ 256; docs/over-time.md), else
+    chunks in plain PyTorch.
 
     Returns:
         DeltaRuleResult(y (B, T, H or the queries' heads, V) in the dtype of v, final_state

@@ -65,7 +65,9 @@ def test_chunks_agree(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("g", [None, "head", "feature"])
 def test_kernels_agree(dtype: torch.dtype, layout: str, g: str | None) -> None:
-    """Within what their products of half precision leave."""
+    """Within what their products of half precision leave. Each kind takes minutes to compile."""
+    if g == "head" and chunked._refused(DEVICE):
+        pytest.skip("flash-linear-attention refuses a decay per head on Hopper before Triton 3.7.1")
     with CPU:
         given = problem(layout, T=150, K=64, V=64, g=g) | {"scale": 0.125}
     assert chunked._kernels_take(chunked_arguments(there(rounded(given, dtype))))

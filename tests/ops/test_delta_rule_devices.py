@@ -123,15 +123,49 @@ def test_its_kernels_get_one_query_key_and_value_for_each_state(calls, layout, g
 def test_it_takes_problems_of_its_kernels_alone(monkeypatch):
     monkeypatch.setattr(chunked, "_installed", lambda: True)
     taken = []
-    for change in ({}, {"q": F32}, {"v": F64}, {"documents": True}):
-        given = rounded(problem("alike", documents=change.pop("documents", False)), BF16)
+    for change in ({}, {"q": F32}, {"v": F64}, {"documents": True}, {"K": 257}):
+        sizes = {"documents": change.pop("documents", False), "K": change.pop("K", 256)}
+        given = rounded(problem("alike", **sizes), BF16)
         given |= {name: given[name].to(dtype) for name, dtype in change.items()}
         given = {n: x.to("meta") if x is not None else None for n, x in given.items()}
         cuda = types.SimpleNamespace(
             **{n: Elsewhere(x) if x is not None else None for n, x in given.items()}
         )
         taken.append(chunked._kernels_take(cuda))
-    assert taken == [True, False, False, False]
+    assert taken == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "refused"),
+    [
+        ("3.3.1", (9, 0), False),
+        ("3.4.0", (9, 0), True),
+        ("3.7.0+git1", (9, 0), True),
+        ("3.7.1", (9, 0), False),
+        ("3.6.0", (10, 0), False),
+        ("3.6.0", (8, 0), False),
+    ],
+)
+def test_a_decay_per_head_waits_for_a_triton_that_compiles_it(
+    version, capability, refused, monkeypatch
+):
+    """On Hopper flash-linear-attention raises in that backward; chunks run instead."""
+    triton = types.ModuleType("triton")
+    triton.__version__ = version
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(chunked, "_installed", lambda: True)
+    chunked._refused.cache_clear()
+    taken = {}
+    for g in (None, "head", "feature"):
+        given = rounded(problem("alike", g=g), BF16) | {"document_starts": None}
+        cuda = types.SimpleNamespace(
+            **{n: Elsewhere(x) if x is not None else None for n, x in given.items()}
+        )
+        taken[g] = chunked._kernels_take(cuda)
+    chunked._refused.cache_clear()
+    assert taken == {None: True, "head": not refused, "feature": True}
 
 
 class Elsewhere:

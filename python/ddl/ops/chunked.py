@@ -12,7 +12,9 @@ is installed and takes the problem, its kernels run instead.
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ from .delta_rule import queries_of, steps_of
 # Steps of a chunk. A decay per feature takes STEPS² numbers for each feature.
 STEPS, STEPS_PER_FEATURE = 64, 16
 HALF = (torch.bfloat16, torch.float16)
+MOST_KEY_FEATURES = 256  # that flash-linear-attention's kernels take
 
 
 class _Problem(NamedTuple):
@@ -157,13 +160,25 @@ def _kernels_take(given: Any) -> bool:
         and given.v.dtype in HALF  # its chunked kernels refuse float32
         and given.document_starts is None
         and 0 not in (*given.v.shape, *given.q.shape)
+        and given.q.shape[-1] <= MOST_KEY_FEATURES
         and _installed()
+        and not (given.g is not None and len(given.g.shape) == 3 and _refused(given.v.device))
     )
 
 
 @cache
 def _installed() -> bool:
     return find_spec("fla") is not None
+
+
+@cache
+def _refused(device: torch.device) -> bool:
+    """Whether its backward with a decay per head raises: on Hopper, whose code Triton gets wrong
+    from 3.4 until 3.7.1 (issue 640 of flash-linear-attention)."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    version = [int(number) for number in re.findall(r"\d+", import_module("triton").__version__)]
+    return [3, 4] <= version[:3] < [3, 7, 1]
 
 
 def _by_kernels(given: Any, scale: float) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddl.lab.data import Windows
 from ddl.lab.train import Trainer
@@ -117,6 +117,11 @@ def validation_loss(trainer: Trainer, windows: Windows, model: Any) -> Tensor:
     return given["graphed_loss"](windows.tokens)[0]
 
 
+def is_watched(model: nn.Module) -> bool:
+    """Whether a recording sees what the model does, which no graph shows."""
+    return any(getattr(module, "hooks", ()) for module in model.modules())
+
+
 def install() -> None:
     """Make trainers on a GPU use graphs."""
     own_step, own_loss = Trainer.step, Trainer._loss
@@ -125,8 +130,8 @@ def install() -> None:
         return step(self, flags) if self.device.type == "cuda" else own_step(self, flags)
 
     def chosen_loss(self: Trainer, windows: Windows, model: Any) -> Tensor:
-        if self.device.type == "cuda" and not torch.is_grad_enabled():
-            return validation_loss(self, windows, model)
-        return own_loss(self, windows, model)
+        if self.device.type != "cuda" or torch.is_grad_enabled() or is_watched(self.model):
+            return own_loss(self, windows, model)
+        return validation_loss(self, windows, model)
 
     Trainer.step, Trainer._loss = chosen_step, chosen_loss  # type: ignore[method-assign]

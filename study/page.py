@@ -1,4 +1,4 @@
-"""Write the tables and pictures of docs/results.md from the committed records.
+"""Write the tables and pictures of docs/results.md and README.md from the committed records.
 
     python -m study.page          # after study/collect.py
     python -m study.page --check  # says what is not current, exit status 1
@@ -25,8 +25,9 @@ from docs.scripts.marked import fill
 from . import again, corpus, cost, pictures, records
 from .records import Trained
 
-DOCS = Path(__file__).parent.parent / "docs"
-PAGE = "results.md"
+ROOT = Path(__file__).parent.parent
+PAGE, PROTOCOL = "docs/results.md", "study/README.md"
+IN_PROTOCOL = {"tuning", "devices", "provenance", "again"}  # tables
 BASELINE = pictures.BASELINE
 # In the order of the tables.
 ORDER = (
@@ -60,12 +61,12 @@ SMALLER = (
 )  # fmt: skip
 
 Variants = Mapping[str, Mapping[int, Trained]]
-PICTURES: dict[str, Callable[[Variants, Path, str], None]] = {
-    "results-curves.png": pictures.curves,
-    "results-gates.png": pictures.gates,
-    "results-coherence.png": pictures.coherence,
-    "results-survival.png": pictures.survival,
-    "results-spectra.png": pictures.spectra,
+# Each with the sweep that it shows. Runs as graphs on a GPU were not recorded over training.
+PICTURES: dict[str, tuple[Callable[[Variants, Path, str], None], str]] = {
+    "docs/results-curves.png": (pictures.curves, "main"),
+    "docs/results-gates.png": (pictures.gates, "cpu"),
+    "docs/results-survival.png": (pictures.survival, "main"),
+    "docs/results-spectra.png": (pictures.spectra, "main"),
 }
 
 
@@ -176,7 +177,7 @@ def devices(main: Variants, cpu: Variants) -> str:
         apart = [
             main[name][seed].loss - run.loss
             for seed, run in runs.items()
-            if _same_model(main[name][seed], run)
+            if seed in main[name] and _same_model(main[name][seed], run)
         ]
         if apart:
             largest = max(apart, key=abs)
@@ -308,9 +309,12 @@ def ordered(found: Mapping[str, Any], order: Sequence[str] = ORDER) -> dict[str,
     return dict(sorted(found.items(), key=lambda item: rank.get(item[0], len(order))))
 
 
-def text(page: str, folder: Path = records.FOLDER) -> str:
-    """The page with its tables made anew from the records in `folder`."""
-    return fill(page, dict(tables(folder)), name=PAGE)
+def texts(root: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """The pages with their tables made anew from the records in `folder`, by file."""
+    made = dict(tables(folder))
+    for file, names in ((PAGE, set(made) - IN_PROTOCOL), (PROTOCOL, IN_PROTOCOL)):
+        page = (root / file).read_text(encoding="utf-8")
+        yield file, fill(page, {name: made[name] for name in names}, name=file)
 
 
 def tables(folder: Path) -> Iterator[tuple[str, str]]:
@@ -346,21 +350,30 @@ def read_cost(folder: Path) -> dict[str, float]:
     return cost.ratios(record, BASELINE)
 
 
-def write(docs: Path = DOCS, folder: Path = records.FOLDER) -> None:
+def write(root: Path = ROOT, folder: Path = records.FOLDER) -> None:
     """Make the tables and the pictures anew."""
-    page = docs / PAGE
-    write_text(page, text(page.read_text(encoding="utf-8"), folder))
-    runs = {name: each for name, each in compared(folder).items() if name in PICTURED}
-    for name, draw in PICTURES.items():
-        draw(runs, docs / name, records.digest("main", folder=folder))
+    for file, text in texts(root, folder):
+        write_text(root / file, text)
+    for file, (draw, sweep) in PICTURES.items():
+        draw(pictured(folder, sweep), root / file, records.digest(sweep, folder=folder))
 
 
-def stale(docs: Path = DOCS, folder: Path = records.FOLDER) -> list[str]:
+def pictured(folder: Path, sweep: str) -> Variants:
+    """The runs that a picture shows."""
+    if sweep != "main":
+        return ordered(records.read(sweep, folder))
+    return {name: runs for name, runs in compared(folder).items() if name in PICTURED}
+
+
+def stale(root: Path = ROOT, folder: Path = records.FOLDER) -> list[str]:
     """The files that do not show the records as they are."""
-    page = (docs / PAGE).read_text(encoding="utf-8")
-    wanted = f"records {records.digest('main', folder=folder)}"
-    old = [name for name in PICTURES if made_of(docs / name) != wanted]
-    return old + ([] if text(page, folder) == page else [PAGE])
+    old = [
+        file
+        for file, (_, sweep) in PICTURES.items()
+        if made_of(root / file) != f"records {records.digest(sweep, folder=folder)}"
+    ]
+    pages = texts(root, folder)
+    return old + [file for file, text in pages if text != (root / file).read_text(encoding="utf-8")]
 
 
 def made_of(picture: Path) -> str | None:
@@ -384,7 +397,7 @@ def main(arguments: list[str] | None = None) -> int:
         write()
         return 0
     old = stale()
-    print("".join(f"docs/{name} is not current: python -m study.page\n" for name in old), end="")
+    print("".join(f"{file} is not current: python -m study.page\n" for file in old), end="")
     return bool(old)
 
 

@@ -73,33 +73,6 @@ def gates(variants: Variants, path: Path, digest: str) -> None:
     _save(draw, path, (2.3 * len(shown) + 1.5, 5.4), digest)
 
 
-def coherence(variants: Variants, path: Path, digest: str) -> None:
-    """|cos| between the directions of all sublayers in the end, and of neighbours over training."""
-    shown = with_rewrites(variants)
-
-    def draw(figure: Any) -> None:
-        rows = figure.subplots(2, len(shown), squeeze=False)
-        for column, (name, runs) in enumerate(shown.items()):
-            matrix = np.mean([r.record["depth"]["coherence"] for r in runs], axis=0)
-            np.fill_diagonal(matrix, np.nan)
-            image = rows[0][column].imshow(matrix, vmin=0, vmax=0.6, cmap="viridis")
-            rows[0][column].set_title(name)
-            steps = [each["step"] for each in runs[0].record["training"]]
-            cosines = [[s["coherence"][1:] for s in r.record["training"]] for r in runs]
-            mean = np.mean(np.array(cosines, dtype=float), axis=0)
-            below = rows[1][column].imshow(
-                mean.T, aspect="auto", vmin=-0.6, vmax=0.6, cmap="cividis"
-            )
-            rows[1][column].set_yticks(range(mean.shape[1]), range(1, mean.shape[1] + 1))
-            label_steps(rows[1][column], steps)
-        for row in rows:
-            row[0].set_ylabel("sublayer")
-        figure.colorbar(image, ax=list(rows[0]), label="mean |cos|")
-        figure.colorbar(below, ax=list(rows[1]), label="mean cos with the one before")
-
-    _save(draw, path, (2.3 * len(shown) + 1.5, 5.4), digest)
-
-
 def spectra(variants: Variants, path: Path, digest: str) -> None:
     """Singular values of the product of all rewrites, and the effective rank of the stream."""
     shown = with_rewrites(variants)
@@ -134,15 +107,15 @@ def spectra(variants: Variants, path: Path, digest: str) -> None:
 
 def survival(variants: Variants, path: Path, digest: str) -> None:
     """The share that is left of the embedding and of every write after each sublayer."""
-    shown = with_rewrites(variants)
     means = {
         name: np.array([r.record["depth"]["survival"] for r in runs], dtype=float).mean(0)
-        for name, runs in shown.items()
+        for name, runs in with_rewrites(variants).items()
     }
+    means = {name: mean for name, mean in means.items() if np.nanmin(mean) < 1}  # which erase
     low = np.floor(10 * min(np.nanmin(mean) for mean in means.values())) / 10
 
     def draw(figure: Any) -> None:
-        (row,) = figure.subplots(1, len(shown), squeeze=False)
+        (row,) = figure.subplots(1, len(means), squeeze=False)
         for axes, (name, mean) in zip(row, means.items(), strict=True):
             image = axes.imshow(mean, vmin=low, vmax=1, cmap="viridis")
             axes.set_title(name)
@@ -153,7 +126,7 @@ def survival(variants: Variants, path: Path, digest: str) -> None:
         row[0].set_ylabel("written by")
         figure.colorbar(image, ax=list(row), label="share that is left", shrink=0.8)
 
-    _save(draw, path, (2.3 * len(shown) + 1.5, 3.0), digest)
+    _save(draw, path, (2.3 * len(means) + 1.5, 3.0), digest)
 
 
 def with_rewrites(variants: Variants) -> dict[str, list[Trained]]:

@@ -12,22 +12,19 @@ import pytest
 from study import corpus, page, records
 from tests.support.figures import saved_figure
 
-MARKS = "".join(
-    f"{name}\n<!-- {name}: begin (made) -->\nold\n<!-- {name}: end -->\n"
-    for name in (
-        "comparison",
-        "questions",
-        "depth",
-        "equal",
-        "audit",
-        "tuning",
-        "smaller",
-        "normalisation",
-        "devices",
-        "provenance",
-        "again",
+
+def marks(*names: str) -> str:
+    return "".join(
+        f"{name}\n<!-- {name}: begin (made) -->\nold\n<!-- {name}: end -->\n" for name in names
     )
-)
+
+
+MARKS = {
+    page.PAGE: marks(
+        "comparison", "questions", "depth", "equal", "audit", "smaller", "normalisation"
+    ),
+    page.PROTOCOL: marks("tuning", "devices", "provenance", "again"),
+}
 
 
 def record(name: str, losses: list[float], *, lr: float = 1e-3, steps: int = 2000) -> str:
@@ -130,16 +127,25 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def docs(tmp_path: Path, folder: Path) -> Path:
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (docs / page.PAGE).write_text(MARKS)
-    page.write(docs, folder)
-    return docs
+def drawn(tmp_path: Path, folder: Path) -> Path:
+    """The pages, and pictures, which take a second each."""
+    for file, text in MARKS.items():
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text(text)
+    page.write(tmp_path, folder)
+    return tmp_path
 
 
-def rows(docs: Path, name: str) -> list[list[str]]:
-    text = (docs / page.PAGE).read_text()
+@pytest.fixture
+def root(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The pages alone."""
+    monkeypatch.setattr(page, "PICTURES", {})
+    made: Path = request.getfixturevalue("drawn")
+    return made
+
+
+def rows(root: Path, name: str) -> list[list[str]]:
+    text = "".join((root / file).read_text() for file in MARKS)
     return rows_of(text.split(f"<!-- {name}: begin (made) -->\n")[1].split("<!--")[0])
 
 
@@ -147,10 +153,10 @@ def rows_of(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
 
 
-def test_the_comparison(docs: Path) -> None:
+def test_the_comparison(root: Path) -> None:
     """Paired differences −0.10, −0.08 and −0.12, whose t interval has 4.303 · s/√3 around it, and
     6.205 · s/√3 for two comparisons."""
-    additive, hc, cc = rows(docs, "comparison")
+    additive, hc, cc = rows(root, "comparison")
     assert additive == [
         "additive", "1,234,567", "0.001", "1.3100 ± 0.0100", "1.8899", "–", "–",
     ]  # fmt: skip
@@ -163,23 +169,23 @@ def test_the_comparison(docs: Path) -> None:
     assert hc[5] == "+0.0000"
 
 
-def test_the_questions(docs: Path) -> None:
+def test_the_questions(root: Path) -> None:
     """A question is named once, and corrected for all three comparisons."""
-    cc, deep, hc = rows(docs, "questions")
+    cc, deep, hc = rows(root, "questions")
     assert cc[:4] == ["Is it better", "4", "**−0.1000**", "cc − additive"]
     assert deep[:4] == ["", "4", "**−0.1000**", "cc − additive"]
     assert hc[:4] == ["And hc", "4", "+0.0000", "hc − additive"]
 
 
-def test_the_deeper_models(docs: Path) -> None:
-    additive, cc = rows(docs, "depth")
+def test_the_deeper_models(root: Path) -> None:
+    additive, cc = rows(root, "depth")
     assert additive[:4] == ["additive", "1,234,567", "1.3100 ± 0.0100", "–"]
     assert cc[3] == "−0.1000"
 
 
-def test_equal_cost(docs: Path) -> None:
+def test_equal_cost(root: Path) -> None:
     """All differences are from the same additive runs, those of the comparison."""
-    (cc,) = rows(docs, "equal")
+    (cc,) = rows(root, "equal")
     assert (cc[0], cc[2], cc[4], cc[5]) == ("cc", "1,900", "1.90", "1,000")
     assert [cell.split(" ")[0] for cell in (cc[1], cc[3], cc[6])] == [
         "−0.1000",
@@ -188,8 +194,8 @@ def test_equal_cost(docs: Path) -> None:
     ]
 
 
-def test_what_is_erased(docs: Path) -> None:
-    assert rows(docs, "audit") == [
+def test_what_is_erased(root: Path) -> None:
+    assert rows(root, "audit") == [
         ["cc", "β", "0.50", "1.00", "1.50", ""],
         ["", "α", "0.25", "0.50", "0.75", ""],
         ["", "erased later", "0.10", "0.15", "0.00", ""],
@@ -197,9 +203,9 @@ def test_what_is_erased(docs: Path) -> None:
     ]
 
 
-def test_two_devices(docs: Path, folder: Path) -> None:
+def test_two_devices(root: Path, folder: Path) -> None:
     """Runs whose options differ are not compared."""
-    assert rows(docs, "devices") == [
+    assert rows(root, "devices") == [
         ["additive", "+0.0000", "+0.0000"],
         ["cc", "+0.0000", "+0.0200"],
     ]
@@ -227,16 +233,16 @@ def test_seeds_that_a_variant_lacks_are_left_out(folder: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_learning_rates(docs: Path) -> None:
-    assert rows(docs, "tuning") == [
+def test_the_learning_rates(root: Path) -> None:
+    assert rows(root, "tuning") == [
         ["additive", "**1.3000**", "–"],
         ["cc", "1.2600", "**1.2500**"],
     ]
 
 
-def test_the_smaller_questions(docs: Path) -> None:
+def test_the_smaller_questions(root: Path) -> None:
     """Each against the default of its precision; equal runs have a difference of exactly 0."""
-    found = {row[0]: row[1:] for row in rows(docs, "smaller")}
+    found = {row[0]: row[1:] for row in rows(root, "smaller")}
     assert found["same"] == ["1.5100 ± 0.0141", "0", "the same numbers"]
     assert found["stream-bf16"][:2] == ["1.6200 ± 0.0141", "+0.0200"]
     assert found["default-bf16"][1] == "–"
@@ -255,9 +261,9 @@ def test_the_states_that_are_stored_change_no_loss() -> None:
         assert run.record["validation"] == default[seed].record["validation"]
 
 
-def test_how_k_is_normalised(docs: Path) -> None:
+def test_how_k_is_normalised(root: Path) -> None:
     """Differences 0.1 and 0.2, whose t interval of one degree of freedom has 12.706 · s/√2."""
-    found = {(row[0], row[1]): row[2:] for row in rows(docs, "normalisation")}
+    found = {(row[0], row[1]): row[2:] for row in rows(root, "normalisation")}
     assert list(found) == [
         ("float32", "ours"), *(("bfloat16", kind) for kind in ("ours", "l2", "rms")),
     ]  # fmt: skip
@@ -266,50 +272,52 @@ def test_how_k_is_normalised(docs: Path) -> None:
     assert found["bfloat16", "rms"][1:] == ["+0.1500", f"−{half - 0.15:.4f} to +{half + 0.15:.4f}"]
 
 
-def test_what_all_runs_had_in_common(docs: Path, folder: Path) -> None:
+def test_what_all_runs_had_in_common(root: Path, folder: Path) -> None:
     def found() -> dict[str, str]:
-        return {row[0]: row[1] for row in rows(docs, "provenance")}
+        return {row[0]: row[1] for row in rows(root, "provenance")}
 
     data = "tokens, digest of `ddl train`"
     assert found()["corpus, SHA-256"] == f"`{corpus.SHA256}`"
     assert (found()[data], found()["torch"]) == ("`d1`", "2.11.0")
-    assert "| of all 46 runs | |" in (docs / page.PAGE).read_text()
+    assert "| of all 46 runs | |" in (root / page.PROTOCOL).read_text()
     assert found()["0 of them on"] == ""
     file = folder / "tuning.jsonl"
     file.write_text(file.read_text().replace('"d1"', '"d2"', 1))
-    page.write(docs, folder)
+    page.write(root, folder)
     assert found()[data] == "`d1, d2`"
 
 
-def test_the_run_that_was_drawn(docs: Path, folder: Path) -> None:
+def test_the_run_that_was_drawn(root: Path, folder: Path) -> None:
     shown = ["cc-s2", "1.21 (a GPU)", "1.21 (a CPU)"]
-    assert rows(docs, "again") == [[*shown, "is the same"]]
+    assert rows(root, "again") == [[*shown, "is the same"]]
     made = json.loads((folder / "again.json").read_text())
     assert rows_of(page.redrawn(made | {"equal": {"validation": True, "depth": False}})) == [
         [*shown, "differs"]
     ]
 
 
-def test_what_is_not_current(docs: Path, folder: Path) -> None:
-    assert page.stale(docs, folder) == []
+def test_what_is_not_current(drawn: Path, folder: Path) -> None:
+    assert page.stale(drawn, folder) == []
     with (folder / "smaller.jsonl").open("a") as file:
         file.write(record("default-s3", [1.4]))
-    assert page.stale(docs, folder) == [page.PAGE]
+    assert page.stale(drawn, folder) == [page.PAGE, page.PROTOCOL]
     with (folder / "main.jsonl").open("a") as file:
         file.write(record("hc-s4", [1.4, 1.3]))
-    assert page.stale(docs, folder) == [*page.PICTURES, page.PAGE]
-    page.write(docs, folder)
-    assert page.stale(docs, folder) == []
-    (docs / "results-gates.png").unlink()
-    assert page.stale(docs, folder) == ["results-gates.png"]
-    (docs / page.PAGE).write_text(MARKS.replace("tuning: end", "tuning: fin"))
+    with (folder / "cpu.jsonl").open("a") as file:
+        file.write(record("cc-s4", [1.4, 1.3]))
+    assert page.stale(drawn, folder) == [*page.PICTURES, page.PAGE, page.PROTOCOL]
+    page.write(drawn, folder)
+    assert page.stale(drawn, folder) == []
+    (drawn / "docs/results-gates.png").unlink()
+    assert page.stale(drawn, folder) == ["docs/results-gates.png"]
+    (drawn / page.PROTOCOL).write_text(MARKS[page.PROTOCOL].replace("tuning: end", "tuning: fin"))
     with pytest.raises(ValueError, match="must have the marks of tuning once, got 0"):
-        page.stale(docs, folder)
+        page.stale(drawn, folder)
 
 
 def test_the_curves(folder: Path, tmp_path: Path) -> None:
     runs = page.compared(folder)
-    draw = page.PICTURES["results-curves.png"]
+    draw, _ = page.PICTURES["docs/results-curves.png"]
     figure = saved_figure(lambda: draw(runs, tmp_path / "curves.png", "digest"))
     losses, differences = figure.axes
     means = {line.get_label(): list(line.get_ydata()) for line in losses.lines}
@@ -327,7 +335,7 @@ def test_a_variant_without_rewrites_has_no_heat_map(folder: Path) -> None:
 
 def test_the_spectra(folder: Path, tmp_path: Path) -> None:
     runs = page.compared(folder)
-    draw = page.PICTURES["results-spectra.png"]
+    draw, _ = page.PICTURES["docs/results-spectra.png"]
     values, ranks = saved_figure(lambda: draw(runs, tmp_path / "spectra.png", "digest")).axes
     (cc,) = values.containers
     assert cc.get_label() == "cc"

@@ -84,8 +84,8 @@ class GraphedStep:
         return loss.detach(), norm
 
 
-def step(trainer: Trainer, flags: Callable[[], Flags]) -> Step:
-    """`Trainer.step` as a graph."""
+def step(trainer: Trainer) -> Step:
+    """`Trainer.step` as a graph, of a process that has no others to tell its flags."""
     config, given = trainer.config, vars(trainer)
     if "graphed_step" not in given:
         assert config.accumulation == 1
@@ -127,7 +127,7 @@ def install() -> None:
     own_step, own_loss = Trainer.step, Trainer._loss
 
     def chosen_step(self: Trainer, flags: Callable[[], Flags] = Flags) -> Step:
-        return step(self, flags) if self.device.type == "cuda" else own_step(self, flags)
+        return step(self) if self.device.type == "cuda" else own_step(self, flags)
 
     def chosen_loss(self: Trainer, windows: Windows, model: Any) -> Tensor:
         if self.device.type != "cuda" or torch.is_grad_enabled() or is_watched(self.model):

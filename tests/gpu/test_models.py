@@ -22,7 +22,7 @@ from tests.support.read_cases import READS, name_of
 from tests.support.tolerances import assert_close
 
 CPU, F64, F32 = torch.device("cpu"), torch.float64, torch.float32
-B, T, D = 2, 33, 24
+B, T, D = 2, 33, 28  # D: a multiple of the heads in the options
 SMALL = GPTConfig(vocab_size=61, block_size=32, num_layers=2, num_heads=2, hidden_size=32)
 
 

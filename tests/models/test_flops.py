@@ -475,6 +475,15 @@ def test_the_formulas_of_the_rows() -> None:
         n * (2 * d * m + 4 * d + m),
         n * (5 * d * m + 13 * d + m),
     )
+    assert other(residuals.rewrite(d, m, n, erase="separate")) == (
+        n * d * m,
+        n * (2 * d * m + 3 * d + m),
+        n * (5 * d * m + 10 * d + m),
+    )
+    writes = (n * (2 * d * m + 4 * d), n * (4 * d * m + 12 * d))
+    assert other(residuals.rewrite(d, m, n, erase="none")) == (0, *writes)
+    writes = (n * (2 * d * m + d), n * (4 * d * m + 3 * d))
+    assert other(residuals.rewrite(d, m, n, erase="none", normalizes=False)) == (0, *writes)
     assert other(baselines.joining(d, m)) == (0, 2 * m * d, 4 * m * d)
     assert other(baselines.weighted_read(d, m)) == (
         m * m * d,

@@ -30,7 +30,11 @@ from tests.support.nanogpt_cases import (
 from tests.support.nanogpt_standin import GPT
 from tests.support.tolerances import assert_close
 
-EVERY = VARIANTS | OTHERS | {"m4": {"value_channels": 4}}
+LATER: dict[str, dict[str, Any]] = {
+    "write-only": {"value_channels": 3, "erase": "none"},
+    "heads": {"value_channels": 3, "heads": 4},
+}
+EVERY = VARIANTS | OTHERS | LATER | {"m4": {"value_channels": 4}}
 every_variant = pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
 
 
@@ -118,7 +122,7 @@ def test_the_blend_is_the_equation(options: dict[str, Any]) -> None:
     compare(annealed(options, 3, of=10), by_equations)
 
 
-@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("options", (OTHERS | LATER).values(), ids=OTHERS | LATER)
 def test_the_blend_of_other_options(options: dict[str, Any]) -> None:
     """Of several rewrites each has a share in its gate, which their sum does not show."""
     loop = by_equations if "rewrites" in options else by_modules
@@ -232,6 +236,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"start": "additive", "anneal_steps": 1.5},
         "`anneal_steps` must be an integer of at least 1, got 1.5",
+    ),
+    (
+        {"start": "additive", "anneal_steps": 5, "erase": "separate"},
+        '`erase` must be "tied" or "none" with start="additive", got \'separate\'',
     ),
     ({"anneal_steps": 5}, '`anneal_steps` must be left at None unless start="additive", got 5'),
 ]

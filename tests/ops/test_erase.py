@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ddl import functional
-from ddl.results import Chain
+from ddl.results import Chain, ReadResult, RewriteReadResult
 from tests.ops.test_ops import compare
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
 from tests.support.refused_cases import refused
@@ -65,6 +65,11 @@ def test_read(dtype, rewrites, options):
     tensors = {"state": inputs((2, 40), 63, 4)["state"]}
     tensors |= parameters(63, 4, "channel", 4, rewrites)
     compare("read", tensors | weights(tensors), dtype, **options)
+
+
+def test_the_results_end_with_alpha():
+    """What was there before keeps its place."""
+    assert ReadResult._fields[-1] == RewriteReadResult._fields[-1] == "erase"
 
 
 @REWRITES

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import ddl
 from ddl import functional
 from ddl.ops import declarations
+from ddl.results import ERASE
 from tests.support.op_cases import F32, F64, inputs, parameters
 
 CASES = [(1, "identity"), (3, "channel"), (2, "token")]
@@ -85,6 +86,31 @@ def test_opcheck_with_a_chain(m, compress):
     arguments = backward_arguments("rewrite_read", detached)
     torch.library.opcheck(torch.ops.ddl.rewrite_read_backward.default, arguments)
     torch.library.opcheck(torch.ops.ddl.rewrite_read_backward_.default, arguments)
+
+
+@pytest.mark.parametrize(("erase", "rewrites"), [("none", None), ("separate", 2)])
+def test_opcheck_of_what_is_erased(erase, rewrites):
+    t = inputs((2, 5), 6, 3, rewrites) | parameters(6, 3, "token", 3, rewrites)
+    beta, weight, bias = t["gate"], t["gate_weight"], t["gate_bias"]
+    if erase == "separate":
+        beta = torch.stack((beta, 0.5 * beta), -1 if rewrites is None else -2)
+        weight, bias = (torch.stack((x, -0.7 * x)) for x in (weight, bias))
+    write = (t["state"], t["direction"], t["value"], beta, 0.1)
+    read = (
+        t["compress"], t["norm_weight"], 1e-5, weight, bias, t["value_weight"], t["value_bias"],
+        None, False, None,
+    )  # fmt: skip
+    place = ERASE.index(erase)
+    for name, arguments in {
+        "rewrite": (*write, place),
+        "rewrite_read": (*write, *read, None, None, None, place, place),
+    }.items():
+        backward = getattr(torch.ops.ddl, f"{name}_backward").default
+        torch.library.opcheck(backward, backward_arguments(name, arguments))
+        leaves = [
+            x.clone().requires_grad_() if isinstance(x, torch.Tensor) else x for x in arguments
+        ]
+        torch.library.opcheck(getattr(torch.ops.ddl, name).default, leaves)
 
 
 @pytest.mark.table(1)
@@ -198,6 +224,22 @@ def test_export_with_dynamic_batch_and_time():
     for shape in ((2, 5, 6), (3, 9, 6)):
         x = torch.randn(shape)
         assert torch.equal(program.module()(x), model(x))
+
+
+def test_a_stream_that_erases_apart_compiles_and_exports():
+    sublayers = [torch.nn.Linear(6, 6) for _ in range(3)]
+    stream = ddl.DeltaStream(6, sublayers, value_channels=3, erase="separate", rewrites=2)
+    x = torch.randn(2, 5, 6)
+    compiled = torch.compile(stream, fullgraph=True, backend="aot_eager")
+    output, expected = compiled(x), stream(x)
+    torch.testing.assert_close(output, expected)
+    actual, wanted = gradients(stream, output), gradients(stream, expected)
+    assert actual.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(actual[name], wanted[name])
+    program = torch.export.export(stream, (x,))
+    assert torch.equal(program.module()(x), expected)
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(("m", "compress"), CASES)

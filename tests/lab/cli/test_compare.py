@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ddl.lab.analysis.cost import CAPTION
 from ddl.lab.cli import main
+from ddl.lab.train.runs import load_config
 from tests.lab.analysis.cases import make_run, write_evaluation
+from tests.support.figures import saved_figure
 
 NOT_UTF8 = os.fsdecode(b"\xff run")
 
@@ -33,6 +36,38 @@ def test_tables_and_plot(
     assert compare(*runs, "--plot", tmp_path / "x.png") == 0
     assert (tmp_path / "x.png").stat().st_size > 0
     assert capsys.readouterr().out.endswith(f"wrote {tmp_path / 'x.png'}\n")
+
+
+@pytest.mark.parametrize(
+    ("over", "label"),
+    [("tokens", "tokens"), ("flops", "FLOPs"), ("seconds", "seconds of training")],
+)
+def test_what_a_plot_counts(tmp_path: Path, over: str, label: str) -> None:
+    """The points lie where the runs were then, and a caption says what is between them."""
+    runs = [make_run(tmp_path / name, name, losses=[3.0, 2.5]) for name in ("additive", "ddl-cc")]
+    options = ["--plot", tmp_path / "x.png", "--over", over]
+    figure = saved_figure(lambda: compare(*runs, *options))
+    per_step = [load_config(run).flops_per_step for run in runs]
+    expected = {
+        "tokens": [[3 * 256, 6 * 256]] * 2,  # 8 × 32 in a step of these runs
+        "flops": [[3 * flops, 6 * flops] for flops in per_step],
+        "seconds": [[3 * 256 / 1000, 3 * 256 / 1000 + 3 * 256 / 2000]] * 2,
+    }[over]
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == label
+    drawn = [list(line.get_xdata()) for line in axes.lines]
+    for found, places in zip(drawn, [each for each in expected for _ in range(2)], strict=True):
+        assert found == pytest.approx(places)
+    assert [text.get_text() for text in figure.texts] == [CAPTION]
+    assert CAPTION.startswith("Between points a curve is interpolated.")
+
+
+def test_a_plot_over_steps_needs_no_caption(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", losses=[3.0, 2.5])
+    figure = saved_figure(lambda: compare(run, "--plot", tmp_path / "x.png"))
+    assert figure.axes[0].get_xlabel() == "step"
+    assert list(figure.axes[0].lines[0].get_xdata()) == [3, 6]
+    assert not figure.texts
 
 
 def test_a_plot_over_seconds_names_the_runs_without(

@@ -25,6 +25,7 @@ from tests.lab.train.crash import assert_same, curve, tensors
 from tests.support.train_cases import quiet, recorder, short, stop_at
 
 CPU = torch.device("cpu")
+OPTIONS = {"ddl-cc": {"rewrites": 2}, "ddl-tc": {"erase": "separate", "heads": 4}}  # of the model
 
 
 def train_in_parts(config: TrainConfig, stops: list[int]) -> None:
@@ -56,8 +57,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(
 ) -> None:
     """Stopped in the middle of a record, before an evaluation, and twice in a row."""
     config = short(tmp_path, residual, steps=13, log_every=4, eval_every=5, **changes)
-    if residual == "ddl-cc":
-        config = replace(config, model=replace(config.model, rewrites=2))
+    options: dict[str, Any] = OPTIONS.get(residual, {})
+    config = replace(config, model=replace(config.model, **options))
     whole = replace(config, out=tmp_path / "whole")
     train(whole, quiet())
     train_in_parts(config, [2, 3, 5, 12])

@@ -71,7 +71,7 @@ def test_by_variant(tmp_path: Path) -> None:
 def test_what_may_be_left_out(tmp_path: Path) -> None:
     (run,) = sweep(tmp_path, "").runs
     demo = PRESETS["demo"]
-    assert run.config.directory == Path("runs/trial/ddl-cc-s1337")
+    assert run.config.directory == Path("runs/trial/ddl-tc-s1337")
     assert (run.config.model, run.config.steps, run.config.seed) == (demo.model, demo.steps, 1337)
 
 
@@ -100,13 +100,13 @@ def test_a_list_of_lists_for_an_option_that_is_a_list(tmp_path: Path) -> None:
     text = "options.optim.betas = [[0.8, 0.9], [0.9, 0.99]]"
     runs = sweep(tmp_path, text).runs
     assert [run.config.optim.betas for run in runs] == [(0.8, 0.9), (0.9, 0.99)]
-    assert [run.variant for run in runs] == ["ddl-cc-betas0.8,0.9", "ddl-cc-betas0.9,0.99"]
+    assert [run.variant for run in runs] == ["ddl-tc-betas0.8,0.9", "ddl-tc-betas0.9,0.99"]
 
 
 def test_a_list_of_one_value_is_in_the_name(tmp_path: Path) -> None:
     """So that names stay if another value is added."""
-    assert sweep(tmp_path, "options.steps = [5]").runs[0].name == "ddl-cc-steps5-s1337"
-    assert sweep(tmp_path, "options.steps = 5").runs[0].name == "ddl-cc-s1337"
+    assert sweep(tmp_path, "options.steps = [5]").runs[0].name == "ddl-tc-steps5-s1337"
+    assert sweep(tmp_path, "options.steps = 5").runs[0].name == "ddl-tc-s1337"
 
 
 def test_a_variant_wins_over_an_option(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_variant_wins_over_an_option(tmp_path: Path) -> None:
 
 def test_values_in_names_are_those_of_a_path(tmp_path: Path) -> None:
     runs = sweep(tmp_path, 'options.data = ["../a b", "topics"]').runs
-    assert [run.name for run in runs] == ["ddl-cc-data.._a_b-s1337", "ddl-cc-datatopics-s1337"]
+    assert [run.name for run in runs] == ["ddl-tc-data.._a_b-s1337", "ddl-tc-datatopics-s1337"]
 
 
 def test_a_recipe(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from ddl.lab.train import train
 
 from . import records
 from .collect import collect
-from .side_by_side import processor
 
 MAIN = Path(__file__).with_name("main.toml")
 OUT = records.FOLDER / "again.json"
@@ -46,7 +45,7 @@ def repeat(run: SweepRun, recorded: dict[str, Any]) -> dict[str, Any]:
     assert found is not None, config.out
     return {
         "name": run.name,
-        "processor": {"recorded": recorded["processor"], "again": processor()},
+        "processor": {"recorded": recorded["processor"], "again": found["processor"]},
         "versions": {"recorded": recorded["versions"], "again": found["versions"]},
         "loss": {"recorded": recorded["loss"], "again": found["loss"]},
         "equal": {name: found[name] == recorded[name] for name in COMPARED if name in recorded},

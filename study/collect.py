@@ -1,15 +1,7 @@
-"""Keep what the study's page needs of finished runs, as one line of JSON each.
-
-    python study/collect.py runs/study/tuning study/records/tuning.jsonl
-
-Runs that are in the file already stay as they are; runs that are not finished are left out. Run it
-as often as you like: records are committed when they are there.
-"""
+"""What the study's page needs of a finished run, as a record."""
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +9,19 @@ import torch
 from torch import Tensor
 
 from ddl import edit
-from ddl.files import write_text
 from ddl.lab.analysis.inspection import inspect
 from ddl.lab.analysis.runs import read_run
 from ddl.lab.config import BASELINES
 from ddl.lab.config.stored import plain
 from ddl.lab.data import evaluation_batches
 from ddl.lab.data import load as load_data
+from ddl.lab.device import pick_device
 from ddl.lab.load import load
 from ddl.lab.train import checkpoint
 from ddl.lab.train.runs import LAST, RunDirectory
 from ddl.recording.sublayers import find_residuals
+
+from .records import processor
 
 TOKENS = 16_384  # that the rewrites of a finished model are measured on
 OVER_TRAINING = ("beta", "error", "write_norm", "coherence")  # of recordings.jsonl
@@ -45,6 +39,7 @@ def collect(path: Path) -> dict[str, Any] | None:
     assert found is not None
     record: dict[str, Any] = {
         "name": path.name,
+        "processor": processor(pick_device(run.options.device, run.options.model.residual)),
         "config": plain(run.options),
         "versions": checkpoint.read_manifest(found).versions,
         "data": run.data,
@@ -88,13 +83,9 @@ def _depth(path: Path, run: Any) -> dict[str, Any]:
     sublayers = summary["sublayers"]
     return {
         **{name: _rounded(summary[name]) for name in kept},
-        "eigenvalue_counts": [each["eigenvalue_counts"] for each in sublayers if "regimes" in each],
+        "eigenvalue_counts": [each["eigenvalue_counts"] for each in sublayers],
         "beta": [_rounded([s["beta"]["mean"], s["beta"]["std"]]) for s in sublayers],
-        **{
-            name: [_rounded(each[name]["mean"]) for each in sublayers]
-            for name in IN_THE_END
-            if name in sublayers[0]
-        },
+        **{name: [_rounded(each[name]["mean"]) for each in sublayers] for name in IN_THE_END},
         "without_erasing": _without_erasing(model, windows),
     }
 
@@ -122,22 +113,3 @@ def _rounded(values: Any) -> Any:
     if isinstance(values, list):
         return [_rounded(value) for value in values]
     return None if values is None else float(f"{values:.5g}")
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("runs", type=Path, help="the directory of a sweep")
-    parser.add_argument("out", type=Path, help="the file of records")
-    args = parser.parse_args(arguments)
-    lines = args.out.read_text(encoding="utf-8").splitlines() if args.out.exists() else []
-    known = {json.loads(line)["name"] for line in lines}
-    for path in sorted(each.parent for each in args.runs.glob("*/config.json")):
-        if path.name not in known and (record := collect(path)) is not None:
-            lines.append(json.dumps(record, ensure_ascii=False))
-            print(f"{path.name}: {record['loss']:.4f}")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(args.out, "".join(line + "\n" for line in sorted(lines)))
-
-
-if __name__ == "__main__":
-    main()

@@ -21,12 +21,13 @@ import torch
 from ddl.files import write_text
 from ddl.lab import data
 from ddl.lab.config.sweeps import read_sweep
-from ddl.lab.machine import cpu_model
 from ddl.lab.train import Trainer
 from ddl.lab.train.saver import versions
 
+from . import records
+
 MAIN = Path(__file__).with_name("main.toml")
-OUT = Path(__file__).parent / "records" / "cost.json"
+OUT = records.FOLDER / "cost.json"
 TIMED = ("additive", "additive-conv", "cc", "cc-none", "tc", "tc-none", "tc-one")
 WAYS = ("eager", "compiled")
 ROUNDS, WARM_UP = 40, 3
@@ -53,7 +54,7 @@ def measure(rounds: int = ROUNDS) -> dict[str, Any]:
             if number >= WARM_UP:
                 taken = round(time.perf_counter() - started, 5)
                 seconds[name].setdefault(how, []).append(taken)
-    return {"processor": cpu_model(), "versions": versions(), "seconds": seconds}
+    return {"processor": records.processor(cpu), "versions": versions(), "seconds": seconds}
 
 
 def ratios(record: dict[str, Any], baseline: str) -> dict[str, float]:

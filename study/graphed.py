@@ -1,11 +1,12 @@
 """CUDA graphs of training steps and validation: of models this small a GPU waits for Python.
 
-`install()` gives them to every `Trainer` on a GPU. They do what its own steps do: the loss of a
-batch, gradients, clipping, AdamW; but the optimizer's learning rate and step are on the GPU.
+`install()` gives them to every `Trainer` that they suit. They do what its own steps do: the loss of
+a batch, gradients, clipping, AdamW; but the optimizer's learning rate and step are on the GPU.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,10 @@ WARM_UP = 3  # calls before the capture, as torch.cuda.graph asks for
 
 
 class Graphed:
-    """Work on batches of tokens of one shape; the results are copies."""
+    """Work on batches of tokens of the first one's shape; others are worked on without a graph.
+
+    The results are copies.
+    """
 
     def __init__(self, work: Callable[[Tensor], tuple[Tensor, ...]], device: torch.device) -> None:
         self.work, self.device = work, device
@@ -33,6 +37,8 @@ class Graphed:
     def __call__(self, tokens: Tensor) -> tuple[Tensor, ...]:
         if self.tokens is None:
             self.tokens = torch.empty_like(tokens, device=self.device)
+        if tokens.shape != self.tokens.shape:
+            return self.work(tokens.to(self.device))
         self.tokens.copy_(tokens)
         if self.done < WARM_UP:
             aside = torch.cuda.Stream()
@@ -88,14 +94,12 @@ def step(trainer: Trainer) -> Step:
     """`Trainer.step` as a graph, of a process that has no others to tell its flags."""
     config, given = trainer.config, vars(trainer)
     if "graphed_step" not in given:
-        assert config.accumulation == 1
-        assert config.precision == "float32"
-        assert not config.separate_documents
 
         def loss_of(tokens: Tensor) -> Tensor:
             return trainer.forward(tokens, labels=tokens).loss
 
-        given["graphed_step"] = GraphedStep(trainer.optimizer, loss_of, config.optim.clip)
+        most = config.optim.clip or math.inf
+        given["graphed_step"] = GraphedStep(trainer.optimizer, loss_of, most)
     lr = learning_rate(config.optim, trainer.steps_done, config.steps)
     first, size = trainer._parts()[0]
     loss, norm = given["graphed_step"](trainer._batch(first, size).tokens, lr)
@@ -117,21 +121,28 @@ def validation_loss(trainer: Trainer, windows: Windows, model: Any) -> Tensor:
     return given["graphed_loss"](windows.tokens)[0]
 
 
+def suits(trainer: Trainer) -> bool:
+    """Whether a trainer's steps are one forward pass in float32, of whole windows, on a GPU."""
+    config = trainer.config
+    whole = config.accumulation == 1 and not config.separate_documents and trainer.processes.alone
+    return trainer.device.type == "cuda" and config.precision == "float32" and whole
+
+
 def is_watched(model: nn.Module) -> bool:
     """Whether a recording sees what the model does, which no graph shows."""
     return any(getattr(module, "hooks", ()) for module in model.modules())
 
 
 def install() -> None:
-    """Make trainers on a GPU use graphs."""
+    """Make trainers that they suit use graphs."""
     own_step, own_loss = Trainer.step, Trainer._loss
 
     def chosen_step(self: Trainer, flags: Callable[[], Flags] = Flags) -> Step:
-        return step(self) if self.device.type == "cuda" else own_step(self, flags)
+        return step(self) if suits(self) else own_step(self, flags)
 
     def chosen_loss(self: Trainer, windows: Windows, model: Any) -> Tensor:
-        if self.device.type != "cuda" or torch.is_grad_enabled() or is_watched(self.model):
-            return own_loss(self, windows, model)
-        return validation_loss(self, windows, model)
+        if suits(self) and not torch.is_grad_enabled() and not is_watched(self.model):
+            return validation_loss(self, windows, model)
+        return own_loss(self, windows, model)
 
     Trainer.step, Trainer._loss = chosen_step, chosen_loss  # type: ignore[method-assign]

@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from ddl.lab.config.sweeps import parse_sweep
+from ddl.lab.config.sweeps import Sweep, parse_sweep
 from ddl.nn.residual import DeltaResidual
 from ddl.results import Write
+
+from . import side_by_side
+from .records import FOLDER, Record
+from .side_by_side import Job
 
 FILE = Path(__file__).with_name("normalisation.toml")
 
@@ -57,32 +63,48 @@ def rounded(
         return direction, value / s.unsqueeze(-1), gate * s.square()
 
 
-def install(kind: str) -> None:
+@contextmanager
+def installed(kind: str) -> Iterator[None]:
     """Make every DeltaResidual normalise its direction in this way."""
-    normalise = KINDS[kind]
-    if normalise is None:
-        return
-    original = DeltaResidual.write
+    normalise, original = KINDS[kind], DeltaResidual.write
 
     def write(self: DeltaResidual, *args: Any, **options: Any) -> Write:
         k, value, gate, eps = original(self, *args, **options)
+        assert normalise is not None
         return Write(*rounded(normalise, k, value, gate, eps), eps)
 
-    DeltaResidual.write = write  # type: ignore[method-assign]
+    if normalise is not None:
+        DeltaResidual.write = write  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DeltaResidual.write = original  # type: ignore[method-assign]
+
+
+def sweep_of(kind: str) -> Sweep:
+    values = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return parse_sweep(values | {"out": f"runs/study/normalisation-{kind}"})
+
+
+def train_run(kind: str, index: int) -> Record:
+    """Train a run of a kind, and make its record."""
+    with installed(kind):
+        return side_by_side.train_run(sweep_of(kind), index)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from rich.console import Console
-
-    from ddl.lab.train.sweep import train_sweep
-
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", choices=KINDS)
-    kind = parser.parse_args(arguments).kind
-    values = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    sweep = parse_sweep(values | {"out": f"runs/study/normalisation-{kind}"})
-    install(kind)
-    return train_sweep(sweep, Console()).status
+    side_by_side.arguments_of(parser)
+    args = parser.parse_args(arguments)
+    out = FOLDER / f"normalisation-{args.kind}.jsonl"
+    jobs = [
+        Job(run.name, out, partial(train_run, args.kind, at))
+        for at, run in enumerate(sweep_of(args.kind).runs)
+    ]
+    return 1 if side_by_side.run(lambda: jobs, args.processes, 60 * args.minutes) else 0
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from ddl.lab.train.device import make_repeatable
 from ddl.models import GPT, GPTConfig
 from ddl.optim import OptimConfig, learning_rate, make_optimizer
 
-from . import side_by_side
+from . import records, side_by_side
 from .graphed import GraphedStep
 
 VALUES = "0123456789ABCDEF"
@@ -46,7 +46,7 @@ SCORED = 256  # sequences
 SEEDS_OF_A_RUN = 1_000_000  # those below are of what is scored
 MOST_WRITES = 8  # assignments are counted apart up to so many
 TUNED_ON, SEEDS, RATES = 101, (1, 2, 3), (3e-3, 6e-3, 1.2e-2)
-RECORDS = Path(__file__).parent / "records" / "recall"
+RECORDS = records.FOLDER / "recall"
 IGNORED = -100
 
 
@@ -144,7 +144,7 @@ def train(run: Run) -> GPT:
 
 
 @torch.inference_mode()
-def score(model: GPT, task: Task, device: torch.device | None = None) -> dict[str, Any]:
+def score(model: GPT, task: Task, device: torch.device) -> dict[str, Any]:
     """How often the model knows the answer: of all, and over how often it had been assigned."""
     right: dict[int, list[bool]] = defaultdict(list)
     for number in range(SCORED):
@@ -179,15 +179,8 @@ def record_of(run: Run) -> dict[str, Any]:
         "parameters": model.num_parameters(),
         **score(model, run.task, device),
         "processor_seconds": round(time.process_time() - start),
-        "processor": _name(device),
+        "processor": records.processor(device),
     }
-
-
-def _name(device: torch.device) -> str:
-    """A GPU's name, or the vectors of a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return torch.backends.cpu.get_cpu_capability()
 
 
 # --- what is compared -----------------------------------------------------------------------------
@@ -239,14 +232,14 @@ def planned(which: str, kept: list[dict[str, Any]]) -> list[Run]:
         if all(run.name in accuracy for run in tuning):
             best = max(tuning, key=lambda run: accuracy[run.name])
             for seed, task in product(SEEDS, tasks):
-                model = replace(model, block_size=task.block)
-                runs.append(replace(best, task=task, model=model, seed=seed))
+                long = replace(model, block_size=task.block)
+                runs.append(replace(best, task=task, model=long, seed=seed))
     return runs
 
 
 def jobs(which: str, out: Path) -> Iterator[side_by_side.Job]:
     """The runs that can be planned with the records so far."""
-    for run in planned(which, list(side_by_side.read(out).values())):
+    for run in planned(which, list(records.by_name(out).values())):
         yield side_by_side.Job(run.name, out, partial(record_of, run))
 
 

@@ -11,21 +11,20 @@ import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ddl.files import write_text
 from ddl.lab.analysis.student import interval
 from docs.scripts.marked import fill
 
-from . import recall, side_by_side
+from . import recall
+from .records import Record, by_name
 
 PAGE = Path(__file__).parent.parent / "docs" / "recall.md"
-Record = dict[str, Any]
 
 
 def table(which: str) -> str:
     """Accuracy of every variant of a task that all seeds were trained for, and the differences."""
-    records = list(side_by_side.read(recall.RECORDS / f"{which}.jsonl").values())
+    records = list(by_name(recall.RECORDS / f"{which}.jsonl").values())
     if not records:
         return "Not trained yet."
     variants, tasks = recall.SETS[which]

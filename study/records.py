@@ -9,6 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+from ddl.files import write_text
+from ddl.lab.machine import cpu_model
+
+Record = dict[str, Any]
 FOLDER = Path(__file__).parent / "records"
 NAME = re.compile(r"(?P<variant>.+)-s(?P<seed>\d+)")
 
@@ -26,12 +32,31 @@ class Trained(NamedTuple):
         return float(self.record["loss"])
 
 
+def by_name(file: Path) -> dict[str, Record]:
+    """The records of a file; empty without it."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {record["name"]: record for record in map(json.loads, lines)}
+
+
+def keep(file: Path, record: Record) -> None:
+    """Add a record to a file, whose lines are in the order of their names."""
+    found = by_name(file) | {record["name"]: record}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = sorted(json.dumps(each, ensure_ascii=False) + "\n" for each in found.values())
+    write_text(file, "".join(lines))
+
+
+def processor(device: torch.device) -> str:
+    """The name of a GPU, or of the CPU with its vectors, which decide how sums are rounded."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
 def read(name: str, folder: Path = FOLDER) -> dict[str, dict[int, Trained]]:
     """The runs of a sweep, by variant and seed; empty without a file."""
     found: dict[str, dict[int, Trained]] = {}
-    file = folder / f"{name}.jsonl"
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
-        record = json.loads(line)
+    for record in by_name(folder / f"{name}.jsonl").values():
         match = NAME.fullmatch(record["name"])
         assert match is not None, record["name"]
         run = Trained(match["variant"], int(match["seed"]), record)

@@ -9,7 +9,6 @@ not trained again. What is not done after `--minutes` is left to the next call.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -18,21 +17,19 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
 
-from ddl.files import write_text
-from ddl.lab.config.sweeps import read_sweep
-from ddl.lab.machine import cpu_model
+from ddl.lab.config.sweeps import Sweep, read_sweep
 from ddl.lab.train.sweep import duration, train_sweep
 
-from . import graphed
+from . import graphed, records
 from .collect import collect
+from .records import Record
 
 HERE = Path(__file__).parent
-Record = dict[str, Any]
 
 
 class Job(NamedTuple):
@@ -45,38 +42,18 @@ class Job(NamedTuple):
 
 def of_sweep(file: Path, out: Path) -> list[Job]:
     """The runs of a sweep."""
-    runs = read_sweep(file).runs
-    return [Job(run.name, out, partial(train_run, file, at)) for at, run in enumerate(runs)]
-
-
-def train_run(file: Path, index: int) -> Record:
-    """Train a run of a sweep to its end, and make its record."""
     sweep = read_sweep(file)
+    return [Job(run.name, out, partial(train_run, sweep, at)) for at, run in enumerate(sweep.runs)]
+
+
+def train_run(sweep: Sweep, index: int) -> Record:
+    """Train a run of a sweep to its end, and make its record."""
     with Path(os.devnull).open("w") as nowhere:
         swept = train_sweep(sweep, Console(file=nowhere), index=index)
     record = collect(sweep.runs[index].config.out)
     if record is None:
         raise RuntimeError("; ".join(swept.failed.values()) or "stopped")
-    return {"name": record.pop("name"), "processor": processor(), **record}
-
-
-def processor() -> str:
-    """The name of the GPU, or of the CPU where there is none."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_model()
-
-
-def read(out: Path) -> dict[str, Record]:
-    """The records of a file by name; empty without it."""
-    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    return {record["name"]: record for record in map(json.loads, lines)}
-
-
-def keep(out: Path, record: Record) -> None:
-    """Add a record to a file, whose lines are in the order of their names."""
-    records = read(out) | {record["name"]: record}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lines = sorted(json.dumps(each, ensure_ascii=False) + "\n" for each in records.values())
-    write_text(out, "".join(lines))
+    return record
 
 
 def run(plan: Callable[[], Iterable[Job]], processes: int, seconds: float) -> int:
@@ -84,18 +61,18 @@ def run(plan: Callable[[], Iterable[Job]], processes: int, seconds: float) -> in
 
     plan: called again after every record, because some jobs can only be planned then.
     """
-    deadline, begun = time.monotonic() + seconds, time.monotonic()
+    begun = time.monotonic()
     started: dict[tuple[Path, str], Future[Record]] = {}
     running: dict[Future[Record], Job] = {}
     done = failed = 0
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=begin)
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=prepare)
     while True:
-        kept = cache(read)
+        kept = cache(records.by_name)
         for job in plan():
             if (job.out, job.name) not in started and job.name not in kept(job.out):
                 started[job.out, job.name] = future = pool.submit(job.work)
                 running[future] = job
-        left = deadline - time.monotonic()
+        left = begun + seconds - time.monotonic()
         if not running or left <= 0:
             break
         for future in wait(running, timeout=left, return_when=FIRST_COMPLETED).done:
@@ -106,12 +83,12 @@ def run(plan: Callable[[], Iterable[Job]], processes: int, seconds: float) -> in
                 continue
             done += 1
             record = future.result()
-            keep(job.out, record)
+            records.keep(job.out, record)
             pace = (time.monotonic() - begun) / done
             rest = duration(pace * len(running)) if running else "nothing"
             print(f"{job.name}: {told(record)}; {rest} to go", flush=True)
     if running:
-        print(f"{len(running)} runs are left", flush=True)
+        print(f"left: {len(running)}", flush=True)
         for process in list(pool._processes.values()):
             process.kill()
     pool.shutdown(wait=not running, cancel_futures=True)
@@ -122,7 +99,7 @@ def told(record: Record) -> str:
     return ", ".join(f"{key} {record[key]:.4f}" for key in ("loss", "accuracy") if key in record)
 
 
-def begin() -> None:
+def prepare() -> None:
     """Prepare a process of the pool: one thread, and graphs on a GPU."""
     torch.set_num_threads(1)
     graphed.install()
@@ -139,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sweeps", nargs="+", help="names of files in study/, without .toml")
-    parser.add_argument("--records", type=Path, default=HERE / "records", help="where to keep them")
+    parser.add_argument("--records", type=Path, default=records.FOLDER, help="where to keep them")
     arguments_of(parser)
     args = parser.parse_args(arguments)
     jobs = [

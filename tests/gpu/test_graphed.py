@@ -32,6 +32,8 @@ def test_steps_and_validation(
     own = Trainer(config, corpus, device)
     expected = [own.step() for _ in range(8)]
     validation = own.evaluate()
+    rest = replace(config, eval_batches=0)  # whose last batch is smaller
+    whole = Trainer(rest, corpus, device).evaluate()
 
     monkeypatch.setattr(Trainer, "step", Trainer.step)  # restored in the end
     monkeypatch.setattr(Trainer, "_loss", Trainer._loss)
@@ -44,6 +46,7 @@ def test_steps_and_validation(
         torch.testing.assert_close(a.grad_norm, b.grad_norm, rtol=1e-5, atol=1e-6)
     for _ in range(2):  # warmed up, and from a graph
         assert made.evaluate() == pytest.approx(validation, rel=1e-6)
+    assert Trainer(rest, corpus, device).evaluate() == pytest.approx(whole, rel=1e-6)
     assert len(made.record()) == len(own.record()) > 0  # which a graph would not show
     assert made.steps_done == own.steps_done
     assert made.optimizer.param_groups[0]["lr"] == own.optimizer.param_groups[0]["lr"]

@@ -172,4 +172,5 @@ class Elsewhere:
     """A tensor as if on a CUDA device."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.dtype, self.shape, self.device = tensor.dtype, tensor.shape, torch.device("cuda")
+        self.dtype, self.shape, self.ndim = tensor.dtype, tensor.shape, tensor.ndim
+        self.device = torch.device("cuda")

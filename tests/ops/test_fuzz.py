@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
@@ -82,7 +83,8 @@ def arguments(draw: st.DrawFn, name: str) -> list[Any]:
     erase = {n: draw(st.integers(0, SEPARATE)) for n in ("erase", "next_erase")}
     shapes = right(draw, batch, taps, erase)
     schema = getattr(torch.ops.ddl, name).default._schema.arguments
-    wrong = draw(st.sets(st.sampled_from([argument.name for argument in schema]), max_size=3))
+    most = draw(st.sampled_from([0, 3]))
+    wrong = draw(st.sets(st.sampled_from([argument.name for argument in schema]), max_size=most))
     absent = draw(st.sets(st.sampled_from(["gate", "value", "norm_w", "norm_eps", "grad_"])))
     meta = draw(st.sampled_from([False, False, True]))
     values: list[Any] = []
@@ -134,40 +136,28 @@ def outcome(name: str, values: list[Any]) -> Any:
     return [(tuple(result.shape), result.dtype) for result in results]
 
 
-def test_forward() -> None:
-    """Meta tensors give the same shapes and the same errors as real ones."""
-    accepted = set()
+@pytest.mark.parametrize("name", [*FORWARD, *BACKWARD])
+def test_meta_tensors_give_the_same(name: str) -> None:
+    """The same shapes as real ones, and of a forward the same errors.
+
+    What is given back to a backward native code alone compares with what was saved.
+    """
+    accepted = 0
 
     @given(st.data())
-    @settings(max_examples=400)
+    @settings(max_examples=100)
     def check(data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(FORWARD))
+        nonlocal accepted
         values = data.draw(arguments(name))
         real = outcome(name, values)
-        if not any(isinstance(x, Tensor) and x.is_meta for x in values):
-            meta = outcome(name, [x.to("meta") if isinstance(x, Tensor) else x for x in values])
-            assert isinstance(meta, list) == isinstance(real, list), (real, meta)
-            assert not isinstance(real, list) or real == meta
-            accepted.update([name] if isinstance(real, list) else [])
-
-    check()
-    assert accepted == set(FORWARD), "of the others no arguments came past the schema"
-
-
-def test_backward() -> None:
-    """As forwards; native code alone compares what is given back with what was saved."""
-    accepted = set()
-
-    @given(st.data())
-    @settings(max_examples=400)
-    def check(data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(BACKWARD))
-        values = data.draw(arguments(name))
-        real = outcome(name, values)
-        if isinstance(real, list) and not any(isinstance(x, Tensor) and x.is_meta for x in values):
-            meta = outcome(name, [x.to("meta") if isinstance(x, Tensor) else x for x in values])
+        if any(isinstance(x, Tensor) and x.is_meta for x in values):
+            return
+        meta = outcome(name, [x.to("meta") if isinstance(x, Tensor) else x for x in values])
+        if isinstance(real, list):
             assert real == meta
-            accepted.add(name)
+            accepted += 1
+        elif name in FORWARD:
+            assert not isinstance(meta, list), (real, meta)
 
     check()
-    assert accepted == set(BACKWARD), "of the others no arguments came past the schema"
+    assert accepted > 5, "hardly any arguments came past the schema"

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ddl.lab.train import train
 from ddl.lab.train.runs import RunDirectory
-from study import collect
+from study import records
+from study.collect import collect
 from tests.support.train_cases import quiet, short, stop_at
 
 
 @pytest.mark.exhaustive
-def test_finished_runs_are_collected_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, out = tmp_path / "runs", tmp_path / "records" / "main.jsonl"
+def test_the_record_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tmp_path / "runs"
     cc = short(tmp_path, "ddl-cc", out=runs / "cc-s1", record_every=3, eval_batches=8)
     train(cc, quiet())
     train(replace(cc, model=replace(cc.model, residual="additive"), out=runs / "a-s1"), quiet())
     with monkeypatch.context() as patch:
         stop_at(4, patch)
         train(replace(cc, out=runs / "cc-s2"), quiet())
-    collect.main([str(runs), str(out)])
-    a, one = (json.loads(line) for line in out.read_text().splitlines())
+    assert collect(runs / "cc-s2") is None
+    a, one = collect(runs / "a-s1"), collect(runs / "cc-s1")
+    assert a is not None
+    assert one is not None
     assert (a["name"], one["name"]) == ("a-s1", "cc-s1")
+    assert one["processor"] == records.processor(torch.device("cpu"))
     assert "training" not in a
     losses = {
         r["step"]: r["validation_loss"]
@@ -47,10 +51,3 @@ def test_finished_runs_are_collected_once(tmp_path: Path, monkeypatch: pytest.Mo
     as_it_is, *without, without_any = one["depth"]["without_erasing"]
     assert len(without) == sublayers
     assert len({as_it_is, *without, without_any}) == sublayers + 2
-
-    before = out.read_text()
-    train(replace(cc, out=runs / "cc-s2", resume="auto"), quiet())
-    monkeypatch.setattr(collect, "inspect", lambda *_: pytest.fail("collected again"))
-    with pytest.raises(pytest.fail.Exception):
-        collect.main([str(runs), str(out)])  # the new one
-    assert out.read_text() == before

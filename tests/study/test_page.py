@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from study import corpus, page, records
+from study import corpus, page, pictures, records, tables
 from tests.support.figures import saved_figure
 
 
@@ -68,8 +68,8 @@ def _few_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask about the variants that the records below have."""
     asked = {"Is it better": (("main", "cc", "additive"), ("depth", "cc", "additive")),
              "And hc": (("main", "hc", "additive"),)}  # fmt: skip
-    monkeypatch.setattr(page, "QUESTIONS", asked)
-    monkeypatch.setattr(page, "AUDITED", ("cc",))
+    monkeypatch.setattr(tables, "QUESTIONS", asked)
+    monkeypatch.setattr(tables, "AUDITED", ("cc",))
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_two_devices(root: Path, folder: Path) -> None:
     ]
     file = folder / "cpu.jsonl"
     file.write_text(file.read_text().replace('"lr": 0.001', '"lr": 0.002'))
-    assert page.devices(page.compared(folder), records.read("cpu", folder)).count("\n") == 1
+    assert tables.devices(page.compared(folder), records.read("cpu", folder)).count("\n") == 1
 
 
 @pytest.mark.parametrize(("comparisons", "mean"), [(1, "**+0.0933**"), (2, "+0.0933")])
@@ -222,7 +222,7 @@ def test_more_comparisons_ask_for_a_clearer_difference(comparisons: int, mean: s
         seed: records.Trained("b", seed, {"loss": 1.0 + difference})
         for seed, difference in enumerate((0.06, 0.10, 0.12))
     }
-    assert page._difference(base, runs, comparisons).split(" | ")[0] == mean
+    assert tables._difference(base, runs, comparisons).split(" | ")[0] == mean
 
 
 def test_seeds_that_a_variant_lacks_are_left_out(folder: Path) -> None:
@@ -280,7 +280,7 @@ def test_what_all_runs_had_in_common(root: Path, folder: Path) -> None:
     assert found()["corpus, SHA-256"] == f"`{corpus.SHA256}`"
     assert (found()[data], found()["torch"]) == ("`d1`", "2.11.0")
     assert "| of all 46 runs | |" in (root / page.PROTOCOL).read_text()
-    assert found()["0 of them on"] == ""
+    assert found()["trained on"] == "a CPU that was not named (46)"
     file = folder / "tuning.jsonl"
     file.write_text(file.read_text().replace('"d1"', '"d2"', 1))
     page.write(root, folder)
@@ -291,7 +291,7 @@ def test_the_run_that_was_drawn(root: Path, folder: Path) -> None:
     shown = ["cc-s2", "1.21 (a GPU)", "1.21 (a CPU)"]
     assert rows(root, "again") == [[*shown, "is the same"]]
     made = json.loads((folder / "again.json").read_text())
-    assert rows_of(page.redrawn(made | {"equal": {"validation": True, "depth": False}})) == [
+    assert rows_of(tables.redrawn(made | {"equal": {"validation": True, "depth": False}})) == [
         [*shown, "differs"]
     ]
 
@@ -330,7 +330,7 @@ def test_the_curves(folder: Path, tmp_path: Path) -> None:
 
 def test_a_variant_without_rewrites_has_no_heat_map(folder: Path) -> None:
     runs = page.compared(folder)
-    assert list(page.pictures.with_rewrites(runs)) == ["cc"]
+    assert list(pictures.with_rewrites(runs)) == ["cc"]
 
 
 def test_the_spectra(folder: Path, tmp_path: Path) -> None:

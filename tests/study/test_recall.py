@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ddl.models import GPT
-from study import recall, recall_page, side_by_side
+from study import recall, recall_page, records, side_by_side
 from study.side_by_side import Job
 
 TASK = recall.Task(block=240, variables=5, span=12)
@@ -74,7 +74,7 @@ class Answering:
 def test_the_score(overwrites: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall, "SCORED", 40)
     model: Any = Answering(overwrites=overwrites)
-    found = recall.score(model, TASK)
+    found = recall.score(model, TASK, torch.device("cpu"))
     assert found["questions"] == sum(count for _, count in found["by_writes"].values())
     assert found["by_writes"][1][0] == 1.0
     for writes in range(2, recall.MOST_WRITES + 1):
@@ -88,8 +88,8 @@ def test_runs_are_planned_done_and_kept(tmp_path: Path, monkeypatch: pytest.Monk
     """Three rates on a seed, then three seeds with the best."""
 
     def run_here(plan: Callable[[], Iterable[Job]], processes: int, seconds: float) -> int:
-        while left := [job for job in plan() if job.name not in side_by_side.read(job.out)]:
-            side_by_side.keep(left[0].out, left[0].work())
+        while left := [job for job in plan() if job.name not in records.by_name(job.out)]:
+            records.keep(left[0].out, left[0].work())
         return 0
 
     monkeypatch.setattr(side_by_side, "run", run_here)
@@ -99,12 +99,12 @@ def test_runs_are_planned_done_and_kept(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(recall, "STEPS", 3)
     monkeypatch.setattr(recall, "SCORED", 4)
     assert recall.main(["time", "--records", str(tmp_path)]) == 0
-    records = list(side_by_side.read(tmp_path / "time.jsonl").values())
-    assert len(records) == 6
-    best = max((r for r in records if r["seed"] == 101), key=lambda r: r["accuracy"])
-    assert [r["lr"] for r in records if r["seed"] != 101] == [best["lr"]] * 3
-    assert {r["seed"] for r in records} == {1, 2, 3, 101}
-    assert all(r["parameters"] == records[0]["parameters"] for r in records)
+    found = list(records.by_name(tmp_path / "time.jsonl").values())
+    assert len(found) == 6
+    best = max((r for r in found if r["seed"] == 101), key=lambda r: r["accuracy"])
+    assert [r["lr"] for r in found if r["seed"] != 101] == [best["lr"]] * 3
+    assert {r["seed"] for r in found} == {1, 2, 3, 101}
+    assert all(r["parameters"] == found[0]["parameters"] for r in found)
 
 
 def test_models_of_a_set_are_equal_in_size() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from ddl.lab.config.sweeps import read_sweep
 from study import cost, page, records, side_by_side
-from study.side_by_side import Job, Record
+from study.records import Record
+from study.side_by_side import Job
 
 SWEEPS = Path(side_by_side.__file__).parent
 
@@ -31,14 +34,14 @@ def test_what_has_no_record_is_done_and_kept(
 ) -> None:
     """`later` can only be planned when `b` has its record."""
     out = tmp_path / "records" / "a.jsonl"
-    side_by_side.keep(out, {"name": "before", "loss": 1.0})
+    records.keep(out, {"name": "before", "loss": 1.0})
 
     def plan() -> Iterable[Job]:
-        names = ["before", "b", "wrong"] + ["later"] * ("b" in side_by_side.read(out))
+        names = ["before", "b", "wrong"] + ["later"] * ("b" in records.by_name(out))
         return [job(name, out) for name in names]
 
     assert side_by_side.run(plan, processes=2, seconds=300) == 1
-    found = side_by_side.read(out)
+    found = records.by_name(out)
     assert list(found) == ["b", "before", "later"]
     assert "process" not in found["before"]
     assert os.getpid() not in {found[name]["process"] for name in ("b", "later")}
@@ -53,7 +56,7 @@ def test_what_there_is_no_time_for_is_left(
     out = tmp_path / "a.jsonl"
     assert side_by_side.run(lambda: [job("b", out)], processes=1, seconds=0) == 1
     assert not out.exists()
-    assert "1 runs are left" in capsys.readouterr().out
+    assert "left: 1" in capsys.readouterr().out
 
 
 @pytest.mark.exhaustive
@@ -67,21 +70,28 @@ def test_a_sweep(tmp_path: Path) -> None:
     out = tmp_path / "some.jsonl"
     jobs = side_by_side.of_sweep(sweep, out)
     assert side_by_side.run(lambda: jobs, processes=2, seconds=300) == 0
-    found = side_by_side.read(out)
+    found = records.by_name(out)
     assert list(found) == ["cc-s1", "cc-s2"]
     assert [step for step, _ in found["cc-s1"]["validation"]] == [2, 4]
-    assert found["cc-s1"]["processor"] == side_by_side.processor()
+    assert found["cc-s1"]["processor"] == records.processor(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["main", "depth", "equal-flops", "equal-seconds"])
 def test_learning_rates_are_the_best_of_the_tuning(name: str) -> None:
+    """And the models are those that were tuned, but for the sizes of the deeper ones."""
     tuned: dict[str, dict[float, float]] = {}
     for variant, runs in records.read("tuning").items():
         rate = runs[101].record["config"]["optim"]["lr"]
         tuned.setdefault(variant.rsplit("-lr", 1)[0], {})[rate] = runs[101].loss
+    models = {
+        run.variant.rsplit("-lr", 1)[0]: run.config.model
+        for run in read_sweep(SWEEPS / "tuning.toml").runs
+    }
     for run in read_sweep(SWEEPS / f"{name}.toml").runs:
-        losses = tuned[run.variant]
+        losses, model = tuned[run.variant], run.config.model
         assert run.config.optim.lr == min(losses, key=losses.__getitem__), run.variant
+        sizes = {"num_layers": model.num_layers, "hidden_size": model.hidden_size}
+        assert model == replace(models[run.variant], **(sizes if name == "depth" else {}))
 
 
 def test_steps_of_equal_cost() -> None:
@@ -100,7 +110,7 @@ def test_steps_of_equal_cost() -> None:
 def test_records_are_of_the_sweeps_options(name: str) -> None:
     """Every run has its record, but for the rates of `mhc` that were left out."""
     runs = {run.name: run for run in read_sweep(SWEEPS / f"{name}.toml").runs}
-    found = side_by_side.read(records.FOLDER / f"{name}.jsonl")
+    found = records.by_name(records.FOLDER / f"{name}.jsonl")
     left_out = {f"mhc-lr{rate}-s101" for rate in ("0.008", "0.016")} if name == "tuning" else set()
     assert set(runs) - set(found) == left_out
     for made, record in found.items():

@@ -8,6 +8,7 @@ from typing import Any
 from . import declarations
 from .checks import (
     check_before,
+    check_chain,
     check_expand,
     check_is_dense,
     check_pending,
@@ -39,7 +40,7 @@ def _all_of(operator: Operator, *checks: Callable[[Any], None]) -> Callable[[Any
 CHECKS = {
     "rewrite": _all_of(declarations.rewrite, check_rewrite),
     "read": _all_of(declarations.read, check_read),
-    "rewrite_read": _all_of(declarations.rewrite_read, check_rewrite, check_read),
+    "rewrite_read": _all_of(declarations.rewrite_read, check_rewrite, check_read, check_chain),
     "expand": _all_of(declarations.expand, check_expand),
     "delta_rule": _all_of(declarations.delta_rule, check_delta_rule),
     "cached_read": _all_of(declarations.cached_read, check_read, check_pending),

@@ -225,6 +225,12 @@ def check_read(given: Any) -> None:
     check_documents(given.document_starts, state.shape[:-2], state, over_time, "a read")
 
 
+def check_chain(given: Any) -> None:
+    """Raise unless a chain, which leads from an anchor to the state, comes with one."""
+    if given.anchor is None and given.chain:
+        raise ValueError(f"`chain` must come with an `anchor`, got {len(given.chain)} tensors")
+
+
 def check_mask(name: str, mask: Any, batch: Sequence[Any], beside: Tensor) -> None:
     """Raise unless `mask` is a bool tensor of shape `batch` on the device of `beside`."""
     check_is_dense(name, mask)

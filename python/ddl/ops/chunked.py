@@ -162,7 +162,7 @@ def _kernels_take(given: Any) -> bool:
         and 0 not in (*given.v.shape, *given.q.shape)
         and given.q.shape[-1] <= MOST_KEY_FEATURES
         and _installed()
-        and not (given.g is not None and len(given.g.shape) == 3 and _refused(given.v.device))
+        and not (given.g is not None and given.g.ndim == 3 and _refused(given.v.device))
     )
 
 
@@ -173,8 +173,11 @@ def _installed() -> bool:
 
 @cache
 def _refused(device: torch.device) -> bool:
-    """Whether its backward with a decay per head raises: on Hopper, whose code Triton gets wrong
-    from 3.4 until 3.7.1 (issue 640 of flash-linear-attention)."""
+    """Whether flash-linear-attention's backward with a decay per head raises.
+
+    It does on Hopper with Triton from 3.4 on and before 3.7.1, which compiles it wrong (its issue
+    640).
+    """
     if not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] != 9:
         return False
     version = [int(number) for number in re.findall(r"\d+", import_module("triton").__version__)]

@@ -8,9 +8,10 @@ assigned last. What is assigned and asked is drawn at random, and what is asked 
 the last `span` statements: only the answers can be known, and the loss counts only them. Every
 sequence begins with nothing assigned.
 
-Each variant's learning rate is the best of three, on the last task and a seed of its own. Then it
-is trained on every task with three other seeds, on equal text. What has a record in study/records
-is not trained again.
+Each variant's learning rate is the best of three or more, on the last task and a seed of its own:
+as long as the best is the lowest or the highest, one half or twice as high is tried. Then it is
+trained on every task with three other seeds, on equal text. What has a record in study/records is
+not trained again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import string
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
@@ -38,6 +39,7 @@ from ddl.optim import OptimConfig, learning_rate, make_optimizer
 
 from . import records, side_by_side
 from .graphed import GraphedStep
+from .records import Record
 
 VALUES = "0123456789ABCDEF"
 ASKED = 0.5  # share of questions among the statements
@@ -220,26 +222,47 @@ SETS: dict[str, tuple[dict[str, GPTConfig], list[Task]]] = {
 }
 
 
-def planned(which: str, kept: list[dict[str, Any]]) -> list[Run]:
+def planned(which: str, kept: Collection[Record]) -> list[Run]:
     """The runs that can be done: those to tune, on the last task, and of tuned variants all."""
     variants, tasks = SETS[which]
-    accuracy = {record["name"]: record["accuracy"] for record in kept}
     runs = []
     for variant, model in variants.items():
-        hardest = Run(variant, tasks[-1], replace(model, block_size=tasks[-1].block), 0.0, TUNED_ON)
-        tuning = [replace(hardest, lr=lr) for lr in RATES]
-        runs += tuning
-        if all(run.name in accuracy for run in tuning):
-            best = max(tuning, key=lambda run: accuracy[run.name])
-            for seed, task in product(SEEDS, tasks):
-                long = replace(model, block_size=task.block)
-                runs.append(replace(best, task=task, model=long, seed=seed))
+        rates, best = tuned(variant, tasks[-1], kept)
+        runs += [run_of(variant, model, tasks[-1], lr, TUNED_ON) for lr in rates]
+        if best is not None:
+            pairs = product(SEEDS, tasks)
+            runs += [run_of(variant, model, task, best, seed) for seed, task in pairs]
     return runs
+
+
+def run_of(variant: str, model: GPTConfig, task: Task, lr: float, seed: int) -> Run:
+    return Run(variant, task, replace(model, block_size=task.block), lr, seed)
+
+
+def tuned(variant: str, task: Task, kept: Collection[Record]) -> tuple[list[float], float | None]:
+    """The learning rates to try, and the best of them once all are tried and others lie around it.
+
+    A rate that is no better than its neighbour needs none on its other side.
+    """
+    accuracy = {
+        record["lr"]: record["accuracy"]
+        for record in kept
+        if (record["variant"], record["task"], record["seed"]) == (variant, vars(task), TUNED_ON)
+    }
+    rates = sorted({*RATES, *accuracy})
+    if not accuracy.keys() >= set(rates):
+        return rates, None
+    best = max(rates, key=lambda lr: accuracy[lr])
+    if best == rates[0] and accuracy[best] > accuracy[rates[1]]:
+        return [best / 2, *rates], None
+    if best == rates[-1]:
+        return [*rates, 2 * best], None
+    return rates, best
 
 
 def jobs(which: str, out: Path) -> Iterator[side_by_side.Job]:
     """The runs that can be planned with the records so far."""
-    for run in planned(which, list(records.by_name(out).values())):
+    for run in planned(which, records.by_name(out).values()):
         yield side_by_side.Job(run.name, out, partial(record_of, run))
 
 

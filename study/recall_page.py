@@ -28,6 +28,7 @@ def table(which: str) -> str:
     if not records:
         return "Not trained yet."
     variants, tasks = recall.SETS[which]
+    rates = {name: recall.tuned(name, tasks[-1], records)[1] for name in variants}
     baseline = next(iter(variants))
     rows = [
         "| tokens, variables | variant | parameters | learning rate | accuracy | once | 2 to 4 "
@@ -35,20 +36,23 @@ def table(which: str) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for task in tasks:
-        done = {name: found for name in variants if (found := of(records, name, task))}
+        done = {name: found for name in variants if (found := of(records, name, task, rates[name]))}
         if baseline in done:
             rows += [_row(task, name, found, done[baseline]) for name, found in done.items()]
     found = rows if len(rows) > 2 else ["No variant has all its seeds yet."]
     return "\n".join([*found, "", provenance(records)])
 
 
-def of(records: Iterable[Record], variant: str, task: recall.Task) -> dict[int, Record]:
-    """The runs of a variant by seed, without those to tune; none unless all seeds are there."""
+def of(
+    records: Iterable[Record], variant: str, task: recall.Task, lr: float | None
+) -> dict[int, Record]:
+    """The runs of a variant by seed, with its best rate; none unless all seeds are there."""
     found = {
         record["seed"]: record
         for record in records
         if record["variant"] == variant
         and record["task"] == vars(task)
+        and record["lr"] == lr
         and record["seed"] in recall.SEEDS
     }
     return found if len(found) == len(recall.SEEDS) else {}

@@ -85,7 +85,7 @@ def test_the_score(overwrites: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_runs_are_planned_done_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rates on a seed, then three seeds with the best."""
+    """Three rates or more on a seed, then three seeds with the best."""
 
     def run_here(plan: Callable[[], Iterable[Job]], processes: int, seconds: float) -> int:
         while left := [job for job in plan() if job.name not in records.by_name(job.out)]:
@@ -100,11 +100,27 @@ def test_runs_are_planned_done_and_kept(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(recall, "SCORED", 4)
     assert recall.main(["time", "--records", str(tmp_path)]) == 0
     found = list(records.by_name(tmp_path / "time.jsonl").values())
-    assert len(found) == 6
-    best = max((r for r in found if r["seed"] == 101), key=lambda r: r["accuracy"])
-    assert [r["lr"] for r in found if r["seed"] != 101] == [best["lr"]] * 3
+    _, best = recall.tuned("a", task, found)
+    assert [r["lr"] for r in found if r["seed"] != 101] == [best] * 3
     assert {r["seed"] for r in found} == {1, 2, 3, 101}
     assert all(r["parameters"] == found[0]["parameters"] for r in found)
+
+
+def test_rates_are_tried_until_the_best_lies_between_others() -> None:
+    """Accuracy by rate, and what is tried next; a rate as good as its neighbour is good enough."""
+    for by_rate, expected in (
+        ({}, ([3e-3, 6e-3, 1.2e-2], None)),
+        ({3e-3: 0.9, 6e-3: 0.5}, ([3e-3, 6e-3, 1.2e-2], None)),
+        ({3e-3: 0.5, 6e-3: 0.9, 1.2e-2: 0.4}, ([3e-3, 6e-3, 1.2e-2], 6e-3)),
+        ({3e-3: 0.9, 6e-3: 0.5, 1.2e-2: 0.4}, ([1.5e-3, 3e-3, 6e-3, 1.2e-2], None)),
+        ({1.5e-3: 0.8, 3e-3: 0.9, 6e-3: 0.5, 1.2e-2: 0.4}, ([1.5e-3, 3e-3, 6e-3, 1.2e-2], 3e-3)),
+        ({3e-3: 0.4, 6e-3: 0.5, 1.2e-2: 0.9}, ([3e-3, 6e-3, 1.2e-2, 2.4e-2], None)),
+        ({3e-3: 1.0, 6e-3: 1.0, 1.2e-2: 1.0}, ([3e-3, 6e-3, 1.2e-2], 3e-3)),
+    ):
+        common = {"variant": "a", "task": vars(TASK), "seed": recall.TUNED_ON}
+        kept = [{**common, "lr": lr, "accuracy": found} for lr, found in by_rate.items()]
+        other = {**common, "seed": 1, "lr": 5.0, "accuracy": 1.0}
+        assert recall.tuned("a", TASK, [*kept, other]) == expected
 
 
 def test_models_of_a_set_are_equal_in_size() -> None:
@@ -129,23 +145,24 @@ def test_the_table_of_some_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert recall_page.table("time") == "Not trained yet."
     lines = [
         {
-            "name": f"{variant}-{seed}",
+            "name": f"{variant}-{seed}-{lr}",
             "variant": variant,
             "task": vars(task),
-            "lr": 0.003,
+            "lr": lr,
             "seed": seed,
             "parameters": 1000,
-            "accuracy": accuracy + 0.01 * seed,
+            "accuracy": accuracy + (0.01 * seed if lr == 0.006 else -0.1),
             "by_writes": {"1": [1.0, 10], "2": [0.5, 30], "8": [0.25, 10]},
             "processor_seconds": 1800,
             "processor": "AVX2",
         }
         for variant, accuracy, seeds in (
-            ("deltanet", 0.5, (1, 2, 3)),
-            ("multi-kv", 0.7, (1, 2, 3)),
-            ("multi-value", 0.7, (1, 101)),  # not yet all
+            ("deltanet", 0.5, (101, 1, 2, 3)),
+            ("multi-kv", 0.7, (101, 1, 2, 3)),
+            ("multi-value", 0.7, (101, 1)),  # not yet all
         )
         for seed in seeds
+        for lr in ((0.003, 0.006, 0.012) if seed == recall.TUNED_ON else (0.006,))
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "time.jsonl").write_text(text)
@@ -156,4 +173,4 @@ def test_the_table_of_some_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (
         "| 0.720 (0.710–0.730) | 1.000 | 0.500 | 0.250 | **+0.200** | +0.200 to +0.200 |" in rows[1]
     )
-    assert "in 4.0 hours of a core (AVX2)" in end
+    assert "in 8.0 hours of a core (AVX2)" in end

@@ -14,6 +14,7 @@ CONFIG = "config.json"
 RUN_METRICS = "metrics.jsonl"  # every run of `ddl train` has one
 # `model_type` in ddl.hf's config.json; a run's config.json has none.
 MODEL_TYPE, NANOGPT_MODEL_TYPE = "ddl", "ddl-nanogpt"
+DECODER_MODEL_TYPE = "ddl-decoder"  # that of a converted decoder of transformers
 # `model_type` in the papers' code, by the layout of its parameters.
 PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")

@@ -43,9 +43,9 @@ class Write(NamedTuple):
     erase: str = "tied"
     heads: int = 1
 
-    def scaled(self, scale: float) -> Write:
+    def scaled(self, scale: float | Tensor) -> Write:
         """The write with its gates times a number."""
-        if scale == 1:
+        if not isinstance(scale, Tensor) and scale == 1:
             return self
         # Not by `_replace`, which torch.compile cannot return from a part of a graph.
         return Write(self.direction, self.value, scale * self.gate, *self[3:])

@@ -5,6 +5,8 @@
 
 The import registers `DDLForCausalLM` and, for nanoGPT's models, `DDLNanoGPTForCausalLM` with the
 Auto classes, and their configurations.
+`convert` turns the additions of other decoders, such as a Llama, into rewrites; `load_adapter` adds
+rewrites that were trained beside one. `AnnealCallback` and `anneal` count its steps.
 `save` writes a model of `ddl.models` and its tokenizer to such a directory, `load` reads them back.
 `accelerate_delta_rule` lets transformers' own models of the delta rule over time run our kernel.
 It needs the extra `hf`: pip install 'ddl-rs[hf]'.
@@ -13,10 +15,18 @@ It needs the extra `hf`: pip install 'ddl-rs[hf]'.
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ddl.environment import accelerates_delta_rule
+from ddl.nanogpt.annealing import anneal
 
 from .base import OurModel
 from .cache import DDLCache
 from .configuration import DDLConfig, DDLNanoGPTConfig
+from .decoders import (
+    AnnealCallback,
+    DDLDecoderConfig,
+    DDLDecoderForCausalLM,
+    convert,
+    load_adapter,
+)
 from .delta_rule import accelerate_delta_rule
 from .files import load, save
 from .modeling import DDLForCausalLM, from_gpt
@@ -24,20 +34,26 @@ from .nanogpt import DDLNanoGPTForCausalLM
 from .tokenization import to_fast
 
 __all__ = [
+    "AnnealCallback",
     "DDLCache",
     "DDLConfig",
+    "DDLDecoderConfig",
+    "DDLDecoderForCausalLM",
     "DDLForCausalLM",
     "DDLNanoGPTConfig",
     "DDLNanoGPTForCausalLM",
     "OurModel",
     "accelerate_delta_rule",
+    "anneal",
+    "convert",
     "from_gpt",
     "load",
+    "load_adapter",
     "save",
     "to_fast",
 ]
 
-for _model in (DDLForCausalLM, DDLNanoGPTForCausalLM):
+for _model in (DDLForCausalLM, DDLNanoGPTForCausalLM, DDLDecoderForCausalLM):
     AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
     AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)
 if accelerates_delta_rule():

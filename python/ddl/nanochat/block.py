@@ -84,7 +84,7 @@ class DeltaBlock(nn.Module):
         write = self._write("attn", state, reading, history, args, kwargs)
         read = self._read_parameters("mlp", state)
         slot = self._slot(history, "read_mlp")
-        state, reading = rewritten_and_read(state, write, read, slot)
+        state, reading, _ = rewritten_and_read(state, write, read, slot)
         write = self._write("mlp", state, reading, history, (), {})
         state = functional.write_to(state, write)
         if self.readout is None:

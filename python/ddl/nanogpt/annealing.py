@@ -53,16 +53,17 @@ class Annealing(nn.Module):
         """Count one step, in place, because a CUDA graph reads the buffer at its address."""
         if not self.done:
             self.step.add_(1)
-            self._find_out_if_done()
+            self.find_out_if_done()
 
-    def _find_out_if_done(self) -> None:
+    def find_out_if_done(self) -> None:
+        """Set `done` from the buffer, which may have been loaded."""
         # The buffer alone is believed, as DDP may have just copied it from another process. On a
         # GPU this waits for the step, but only while a model is annealed.
         self.done = not self.step.is_meta and int(self.step) >= self.steps
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._find_out_if_done()
+        self.find_out_if_done()
 
     def extra_repr(self) -> str:
         return f"steps={self.steps}"

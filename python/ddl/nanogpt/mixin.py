@@ -17,7 +17,7 @@ from ddl.optim import never_decayed
 
 from .annealing import Annealing, anneal
 
-__all__ = ["DELTA_ARGS", "Converted", "WithOptions", "logits_of_state", "options_in"]
+__all__ = ["DELTA_ARGS", "Converted", "Rebuilt", "WithOptions", "logits_of_state", "options_in"]
 
 DELTA_ARGS = "delta_args"  # the options' name in the model and in its state dict's metadata
 COMPILED = "_orig_mod"  # the model's own name in the state dict of a compiled one
@@ -25,7 +25,18 @@ COMPILED = "_orig_mod"  # the model's own name in the state dict of a compiled o
 NO_MATTER = ("anchor_every", "beta_init", "read_init", "start", "stream_dtype", "value_init")
 
 
-class WithOptions(nn.Module):
+class Rebuilt:
+    """Mixin of classes that a function made; `made_of` is the function and its arguments."""
+
+    def __reduce__(self) -> Any:
+        """Let pickle rebuild the class, unless it can import it by its name."""
+        kind = type(self)
+        if _importable(kind):
+            return copyreg.__newobj__, (kind,), self.__dict__  # type: ignore[attr-defined]
+        return _blank, kind.made_of, self.__dict__  # type: ignore[attr-defined]
+
+
+class WithOptions(Rebuilt, nn.Module):
     """A converted model of any kind: its new parameters, and the options of its conversion.
 
     delta_args: the options, those left at their defaults included.
@@ -59,13 +70,6 @@ class WithOptions(nn.Module):
         theirs = local_metadata.get(DELTA_ARGS) or options_in(metadata) or {}
         ours = {name: value for name, value in self.delta_args.items() if name not in NO_MATTER}
         report_other_options(theirs, ours, args[-1])
-
-    def __reduce__(self) -> Any:
-        """Let pickle rebuild the class, which it can import only under the name of `converted`."""
-        kind = type(self)
-        if _importable(kind):
-            return copyreg.__newobj__, (kind,), self.__dict__  # type: ignore[attr-defined]
-        return _blank, kind.made_of, self.__dict__  # type: ignore[attr-defined]
 
 
 class Converted(WithOptions):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,35 @@ from ddl.options import check_count, refuse
 
 __all__ = ["History"]
 
-# Of inputs (B, T, …), None and None: a tuple, whose last is what they leave to the next tokens.
-Again = Callable[[Tensor, None, None], tuple[Tensor, ...]]
+# Of inputs (B, T, …), what was left before them, and None: a tuple, whose last they leave.
+Again = Callable[[Tensor, Tensor | None, None], tuple[Tensor, ...]]
+
+
+class _Recorded(NamedTuple):
+    """The last inputs (B, t, …) of a convolution, which can be computed again up to any of them.
+
+    before: what was left to the first of them; None at the start of a sequence, or if there are
+    more than can be taken back, by `span`, the number that what is left depends on.
+    """
+
+    before: Tensor | None
+    inputs: Tensor
+    span: int
+
+    def joined(self, inputs: Tensor, crops: int) -> _Recorded:
+        """With more inputs, and without those that are no longer needed."""
+        return _Recorded(self.before, torch.cat((self.inputs, inputs), 1), self.span).last(crops)
+
+    def last(self, crops: int) -> _Recorded:
+        """What is needed to take back so many inputs."""
+        if self.inputs.shape[1] < crops + self.span:
+            return _Recorded(self.before, self.inputs.clone(), self.span)
+        inputs = self.inputs[:, self.inputs.shape[1] - crops - self.span :]
+        return _Recorded(None, inputs.clone(), self.span)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> _Recorded:
+        before = None if self.before is None else change(self.before)
+        return _Recorded(before, change(self.inputs), self.span)
 
 
 class History:
@@ -45,8 +72,9 @@ class History:
         self.static, self.crops = static, crops
         self._kept: dict[str, Tensor] = {}
         self._new: dict[str, Tensor] = {}  # from the current forward pass
-        self._inputs: dict[str, Tensor] = {}  # of the last tokens, if some of them can be cropped
-        self._new_inputs: dict[str, Tensor] = {}
+        self._recorded: dict[str, _Recorded] = {}  # if some tokens can be taken back
+        self._new_recorded: dict[str, _Recorded] = {}
+        self._tokens, self._new_tokens = 0, 0  # that can be taken back
         self._dtype: torch.dtype | None = None
         self._resolved: tuple[Hashable, Any] = (None, None)  # a key, and what was resolved for it
 
@@ -58,7 +86,8 @@ class History:
         if self._kept and dtype not in (None, self._dtype):
             got = f"{dtype} after {self._dtype}"
             raise ValueError(f"`history` must be used in one dtype, got {got}")
-        self._new, self._new_inputs, self._dtype = {}, {}, dtype or self._dtype
+        self._new, self._new_recorded, self._new_tokens = {}, {}, 0
+        self._dtype = dtype or self._dtype
 
     def commit(self) -> None:
         """Keep what was set since `begin`."""
@@ -69,8 +98,11 @@ class History:
                 self._kept[name].copy_(new)
         else:
             self._kept.update(self._new)
-            self._inputs.update(self._new_inputs)
-        self._new, self._new_inputs = {}, {}
+            recorded = self._recorded | self._new_recorded
+            no_longer = () if self.crops else self._new
+            self._recorded = {n: r for n, r in recorded.items() if n not in no_longer}
+            self._tokens = min(self.crops, self._tokens + self._new_tokens)
+        self._new, self._new_recorded, self._new_tokens = {}, {}, 0
 
     def get(self, name: str, again: Again | None = None) -> Tensor | None:
         """Return what past tokens left, (B, t, …); None before the first.
@@ -78,9 +110,10 @@ class History:
         again: computes it from their inputs, for tokens that were cropped; see `set`.
         """
         kept = self._kept.get(name)
-        if kept is None and name in self._inputs:
+        if kept is None and name in self._recorded:
             assert again is not None
-            kept = self._kept[name] = again(self._inputs[name], None, None)[-1]
+            before, inputs, _ = self._recorded[name]
+            kept = self._kept[name] = again(inputs, before, None)[-1]
         return kept
 
     def set(self, name: str, kept: Tensor, inputs: Tensor | None = None) -> None:
@@ -96,27 +129,47 @@ class History:
                     f"`history` must be one with crops=0, got crops={self.crops}: what `{name}` "
                     "keeps is of all tokens"
                 )
-            before = self._inputs.get(name)
-            inputs = inputs if before is None else torch.cat((before, inputs), 1)
-            self._new_inputs[name] = inputs[:, -(self.crops + kept.shape[1]) :].clone()
+            before = self._kept.get(name)
+            if name in self._recorded:
+                recorded = self._recorded[name].joined(inputs, self.crops)
+            else:
+                recorded = _Recorded(before, inputs, kept.shape[1]).last(self.crops)
+            self._new_recorded[name] = recorded
+            self._new_tokens = inputs.shape[1]
 
     def crop(self, tokens: int) -> None:
         """Take back the last `tokens` tokens, as if they had never been seen.
 
-        Raises ValueError if they are more than `crops`.
+        Raises ValueError if they are more than `crops`, or than were seen since `record`.
         """
         check_count("tokens", tokens, least=0, most=self.crops)
         self.begin()
-        if tokens:
-            self._kept = {}
-            self._inputs = {name: inputs[:, :-tokens] for name, inputs in self._inputs.items()}
-            self._inputs = {name: kept for name, kept in self._inputs.items() if kept.shape[1]}
+        if not tokens or not self._recorded:  # nothing reads several tokens
+            return
+        check_count("tokens", tokens, least=0, most=self._tokens)
+        self._tokens -= tokens
+        recorded, self._recorded, self._kept = self._recorded, {}, {}
+        for name, (before, inputs, span) in recorded.items():
+            if inputs.shape[1] > tokens:
+                self._recorded[name] = _Recorded(before, inputs[:, :-tokens], span)
+            elif before is not None:
+                self._kept[name] = before
+
+    def record(self, crops: int) -> None:
+        """From now on, let the last `crops` tokens be taken back, and none of those so far."""
+        check_count("crops", crops, least=0)
+        if self.static and crops:
+            refuse("crops", "0 with static=True", crops, ("static",))
+        self.begin()
+        self.crops, self._tokens = crops, 0
+        self._recorded = {name: kept.last(0) for name, kept in self._recorded.items()}
 
     def clone(self) -> History:
         """A copy, whose tensors are copies."""
         other = History(static=self.static, crops=self.crops)
         other._kept = {name: kept.clone() for name, kept in self._kept.items()}
-        other._inputs = {name: inputs.clone() for name, inputs in self._inputs.items()}
+        other._recorded = {name: r.each(torch.clone) for name, r in self._recorded.items()}
+        other._tokens = self._tokens
         other._dtype = self._dtype
         return other
 
@@ -128,7 +181,17 @@ class History:
 
     def select(self, rows: Tensor) -> None:
         """Replace the batch by the sequences `rows`, (B',) int64, to reorder or repeat them."""
+
+        def chosen(kept: Tensor) -> Tensor:
+            return kept.index_select(0, rows.to(kept.device))
+
         self.begin()
-        self._new = {name: kept.index_select(0, rows) for name, kept in self._kept.items()}
-        self._new_inputs = {name: x.index_select(0, rows) for name, x in self._inputs.items()}
+        self._new = {name: chosen(kept) for name, kept in self._kept.items()}
+        self._new_recorded = {name: r.each(chosen) for name, r in self._recorded.items()}
         self.commit()
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number of sequences; None while nothing is kept."""
+        kept = (*self._kept.values(), *(r.inputs for r in self._recorded.values()))
+        return len(kept[0]) if kept else None

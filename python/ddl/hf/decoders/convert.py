@@ -1,0 +1,201 @@
+"""Conversion of transformers' decoders: additions become rewrites in the layers' own forward."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ddl.nanogpt.annealing import Annealing
+from ddl.nanogpt.model import check_options_of, with_defaults
+from ddl.nn.stream import DeltaStream
+from ddl.options import (
+    RESIDUAL_OPTIONS,
+    STREAM_OPTIONS,
+    Compress,
+    ExpandKind,
+    check_choice,
+    check_count,
+    refuse,
+)
+
+from .converted import WIDE, ConvertedDecoder
+from .entry import Entry, looks_back
+from .stream import FinalNorm, Place, Scale, StreamNorm, reading_norm
+from .structure import Structure, structure_of
+
+__all__ = ["ANNEAL_STEPS", "convert", "convert_with", "decoder_class"]
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+ANNEAL_STEPS = 2000
+OF_THE_MODEL = ("norm_eps", "norm_affine", "device", "dtype")
+OWN = ("value_channels", "start", "anneal_steps", "train")
+KNOWN = (*OWN, *(n for n in STREAM_OPTIONS | RESIDUAL_OPTIONS if n not in OF_THE_MODEL))
+
+
+def convert(
+    model: Model,
+    *,
+    value_channels: int = 1,
+    compress: Compress | None = None,
+    expand: ExpandKind = "repeat",
+    start: Literal["additive"] | None = "additive",
+    anneal_steps: int | None = None,
+    train: Literal["all", "stream"] = "all",
+    **options: Any,
+) -> Model:
+    """Turn every addition of a transformers decoder into a rewrite, in place, and return `model`.
+
+        model = ddl.hf.convert(AutoModelForCausalLM.from_pretrained("…"), value_channels=4)
+
+    The layers stay the model's own, with their norms, sublayers, dropouts and roundings. A `Stream`
+    passes through them in place of the hidden states: their norms read it, their `+` rewrites it.
+    Every entry of the state dict keeps its name and its numbers. Each layer gains gates and values
+    (`res_attn`, `res_mlp`) and compressions (`read_attn`, `read_mlp`); if they have parameters, the
+    first layer gains `expand` and the final norm `readout`. They are in float32, and initialised as
+    in DeltaStream. torch's random state is left unchanged.
+
+    A trained model computes another function once its additions are rewrites. With
+    start="additive" it computes the same one at first, to rounding, and reaches the rewrites step
+    by step, as `ddl.nanogpt.convert` says: give the Trainer the callback `ddl.hf.AnnealCallback()`,
+    or call `ddl.hf.anneal(model, optimizer)` for a loop of your own.
+
+    train="stream" makes an adapter: the additions stay, and after each of them comes a rewrite
+
+        X' = Y + s β k̂ (v − k̂ᵀY)ᵀ,   Y = X + F 1ᵀ
+
+    whose factor s, a parameter (1,), starts at 0, so the model computes what it did. Only what was
+    added is trained and saved.
+
+    Args:
+        model: a causal language model of transformers with pre-norm layers (Llama, Mistral, Qwen 2
+            and 3, SmolLM 3, Phi 3, GPT-2 and others). It runs twice on eight tokens, which finds
+            its norms and that its layers are x + F(norm(x)).
+        value_channels, compress, expand: as in DeltaStream.
+        start: "additive" to start as the model is; None for rewrites from the start.
+        anneal_steps: optimizer steps until every addition has become a rewrite; None for 2000.
+            Only with start="additive" and train="all".
+        train: "all" parameters, or only those of the "stream".
+        options: further options of DeltaStream, including those of DeltaResidual. norm_eps,
+            norm_affine, device and dtype are not allowed: the model sets them.
+
+    Raises:
+        TypeError: `model` is no decoder of transformers; an option is unknown.
+        ValueError: a layer is built otherwise (it is named); `model` is already converted;
+            DeltaStream refuses an option; `start`, `anneal_steps` or `train` does not fit.
+    """
+    options |= {"value_channels": value_channels, "compress": compress, "expand": expand}
+    options |= _checked_start(start, anneal_steps, train, options.get("erase"))
+    check_options_of(options, KNOWN, OF_THE_MODEL, "ddl.hf.convert")
+    if isinstance(model, ConvertedDecoder):
+        raise ValueError("`model` must be as transformers made it, got one already converted")
+    structure = structure_of(model)
+    convert_with(model, structure, options)
+    made: Any = decoder_class
+    model.__class__ = made(type(model), structure, tuple(sorted(options.items())))
+    return model
+
+
+def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> None:
+    """Add the modules of the options to a model of this structure, and let its norms read streams.
+
+    The model's class stays as it is.
+    """
+    decoder = model.get_submodule(structure.decoder)
+    layers = getattr(decoder, structure.layers)
+    final = getattr(decoder, structure.final)
+    like = model.get_input_embeddings().weight
+    own = ("start", "anneal_steps", "train")
+    stream = _stream_for(
+        model.config.get_text_config(decoder=True).hidden_size,
+        len(layers),
+        like,
+        {name: value for name, value in options.items() if name not in own},
+    )
+    adapter = options["train"] == "stream"
+    if adapter:
+        model.requires_grad_(False)
+    for number, layer in enumerate(layers):
+        _add_parts(layer, number, stream, adapter, structure.norms)
+    layers[0].expand = stream.expand.to(next(layers[0].parameters()).device)
+    if options["anneal_steps"] is not None:
+        layers[0].anneal = Annealing(options["anneal_steps"], device=like.device)
+    final.readout = stream.readout.to(next(final.parameters(), like).device)
+    reading_norm(final, FinalNorm)
+    model.delta_args = with_defaults(options, stream, OF_THE_MODEL)
+    Entry(
+        *(decoder, layers, final),
+        looks_back=looks_back(model.delta_args),
+        anchor_every=stream.anchor_every,
+        stream_dtype=stream.stream_dtype,
+    )
+
+
+@cache  # so that a copy is of the same class
+def decoder_class(kind: Any, structure: Structure, options: tuple[tuple[str, Any], ...]) -> Any:
+    """The subclass of a transformers class whose models are converted when they are made."""
+    contents = {
+        "__doc__": kind.__doc__,
+        "__module__": kind.__module__,
+        "structure": structure,
+        "options": dict(options),
+        "_keep_in_fp32_modules_strict": [*(kind._keep_in_fp32_modules_strict or ()), *WIDE],
+        "made_of": (decoder_class, kind, structure, options),
+    }
+    return type(kind.__name__, (_ConvertedWhenMade, kind), contents)
+
+
+class _ConvertedWhenMade(ConvertedDecoder):
+    """Mixin that converts a model at the end of its class's `__init__`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        convert_with(self, self.structure, self.options)
+
+
+def _checked_start(start: Any, anneal_steps: Any, train: Any, erase: Any) -> dict[str, Any]:
+    """Return the options of how a model starts, anneal_steps filled in; raise if they don't fit."""
+    check_choice("train", train, ("all", "stream"))
+    check_choice("start", start, ("additive",), optional=True)
+    if train == "stream":
+        if start is None:
+            refuse("start", '"additive" with train="stream"', start, ("train",))
+        if anneal_steps is not None:
+            refuse("anneal_steps", 'left out with train="stream"', anneal_steps, ("train",))
+    elif start is None:
+        if anneal_steps is not None:
+            refuse("anneal_steps", 'left out unless start="additive"', anneal_steps, ("start",))
+    else:
+        anneal_steps = ANNEAL_STEPS if anneal_steps is None else anneal_steps
+        check_count("anneal_steps", anneal_steps)
+        if erase == "separate":
+            refuse("erase", '"tied" or "none" with start="additive"', erase, ("start",))
+    return {"start": start, "anneal_steps": anneal_steps, "train": train}
+
+
+def _stream_for(d: int, layers: int, like: Tensor, options: dict[str, Any]) -> DeltaStream:
+    """The stream whose parts the layers get; its sublayers are places only."""
+    device = "meta" if like.is_meta else "cpu"  # parameters are drawn on the CPU for any device
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    places = [nn.Identity() for _ in range(2 * layers)]
+    with torch.random.fork_rng(devices=[]):
+        return DeltaStream(d, places, norm_eps=None, device=device, dtype=dtype, **options)
+
+
+def _add_parts(
+    layer: Any, number: int, stream: DeltaStream, adapter: bool, norms: tuple[str, str]
+) -> None:
+    """Give a layer its reads, residuals and factors, and let its norms read streams."""
+    for at, (name, norm_name) in enumerate(zip(("attn", "mlp"), norms, strict=True)):
+        norm = getattr(layer, norm_name)
+        here = next(layer.parameters()).device
+        setattr(layer, f"read_{name}", stream.reads[2 * number + at].to(here))
+        setattr(layer, f"res_{name}", stream.residuals[2 * number + at].to(here))
+        if adapter:
+            setattr(layer, f"scale_{name}", Scale(device=here, dtype=torch.float32))
+        reading_norm(norm, StreamNorm)
+        norm.place = Place(layer, name, number)

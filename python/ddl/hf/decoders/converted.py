@@ -1,0 +1,151 @@
+"""The methods that a converted decoder's class has besides its own: saving, loading, generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NoReturn
+
+from torch import Tensor, nn
+
+from ddl.nanogpt.annealing import Annealing
+from ddl.nanogpt.mixin import WithOptions
+from ddl.optim import never_decayed
+
+from .configuration import DDLDecoderConfig
+from .entry import TOKENS, looks_back, tokens_of
+from .history import history_in
+from .stream import FinalNorm, Scale
+from .structure import Structure
+
+__all__ = ["WIDE", "ConvertedDecoder"]
+
+# Patterns of the parameters that stay float32 in a model of a half-precision dtype.
+WIDE = [r"\.(read|res|scale)_(attn|mlp)\.", r"\.expand\.weight$", r"\.readout\.compress_"]
+
+
+class ConvertedDecoder(WithOptions):
+    """Mixin that `convert` puts before the class of a model.
+
+    structure, options: of the conversion, in every class that `convert` makes.
+    """
+
+    structure: ClassVar[Structure]
+    options: ClassVar[dict[str, Any]]
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether only the stream is trained and saved."""
+        return bool(self.options["train"] == "stream")
+
+    def reset_parameters(self) -> None:
+        """Initialise what the conversion added, as after `to_empty`."""
+        super().reset_parameters()
+        for module in self.modules():
+            if isinstance(module, Scale):
+                module.reset_parameters()
+
+    def logits_of_state(self, state: Tensor) -> Tensor:
+        """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last layer.
+
+        For one value channel the state is (B, T, d, 1).
+        """
+        model: Any = self
+        norm = model.get_submodule(self.structure.decoder).get_submodule(self.structure.final)
+        assert isinstance(norm, FinalNorm)
+        state = state.squeeze(-1) if state.shape[-1] == 1 else state
+        _, x = norm.readout(state, return_compressed=True)
+        logits: Tensor = model.get_output_embeddings()(norm(x))
+        return logits
+
+    # --- generation and training ------------------------------------------------------------------
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Add a history to the cache, which records its past if the cache does."""
+        base: Any = super()
+        done = base._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        past = model_kwargs.get("past_key_values")
+        if past is not None and looks_back(self.delta_args):
+            decoder = self.get_submodule(self.structure.decoder)
+            history_in(past, len(getattr(decoder, self.structure.layers)))
+            if generation_config.is_assistant:  # and the cache was told before
+                past.activate_past_recording()
+        return done
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        """Note the padding, before a mask of another shape is made for a static cache."""
+        base: Any = super()
+        inputs = base.prepare_inputs_for_generation(*args, **kwargs)
+        if looks_back(self.delta_args):
+            mask = {"attention_mask": kwargs.get("attention_mask")}
+            inputs[TOKENS] = tokens_of({**inputs, "position_ids": None, **mask})
+        return inputs
+
+    def _valid_auto_compile_criteria(self, *args: Any, **kwargs: Any) -> bool:
+        """No compilation behind the user's back of what a history keeps between two passes."""
+        base: Any = super()
+        return not looks_back(self.delta_args) and base._valid_auto_compile_criteria(
+            *args, **kwargs
+        )
+
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Do as the base class; refuse reentrant checkpoints, which lose a stream's gradients."""
+        given = kwargs.get("gradient_checkpointing_kwargs", args[0] if args else None) or {}
+        if given.get("use_reentrant", False):
+            raise ValueError(
+                "`gradient_checkpointing_kwargs` must have use_reentrant=False, got True: such a "
+                "checkpoint finds no gradients in what is no tensor"
+            )
+        base: Any = super()
+        base.gradient_checkpointing_enable(*args, **kwargs)
+
+    def merge_and_unload(self) -> NoReturn:
+        """Raise TypeError: an adapter of rewrites has no weights that it could be merged into."""
+        raise TypeError(
+            "a rewrite cannot be merged into the model's weights: what it writes depends on the "
+            "state; save the model as it is"
+        )
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as the base class does, with a DDLDecoderConfig; of an adapter, the stream alone."""
+        base: Any = super()
+        if self.is_adapter:
+            own: Any = kwargs.get("state_dict") or self.state_dict()
+            kwargs["state_dict"] = {name: own[name] for name in own if name in self.of_stream()}
+        with self._configured():
+            base.save_pretrained(save_directory, *args, **kwargs)
+
+    def of_stream(self) -> set[str]:
+        """The names in the state dict of what the conversion added."""
+        new = {id(parameter) for parameter in never_decayed(self)}
+        names = {name for name, parameter in self.named_parameters() if id(parameter) in new}
+        for name, module in self.named_modules():
+            if isinstance(module, Annealing):
+                names.add(f"{name}.step")
+        return names
+
+    @contextmanager
+    def _configured(self) -> Iterator[None]:
+        """Have the config that is saved, with that of the model inside."""
+        model: Any = self
+        config = model.config
+        model.config = DDLDecoderConfig.of(self)
+        try:
+            yield
+        finally:
+            model.config = config
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load as the base class does."""
+        base: Any = super()
+        loaded = base.from_pretrained(*args, **kwargs)
+        model: nn.Module = loaded[0] if isinstance(loaded, tuple) else loaded
+        for module in model.modules():
+            if isinstance(module, Annealing):
+                module.find_out_if_done()
+        return loaded

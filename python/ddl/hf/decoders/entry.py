@@ -1,0 +1,188 @@
+"""Where hidden states become a stream, and where streams become hidden states again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ddl.hf.packing import starts_of
+from ddl.nanogpt.annealing import Annealing
+from ddl.nn.checks import require_exact_type
+from ddl.nn.expand import Expand
+from ddl.nn.history import History
+from ddl.nn.read import Read
+from ddl.nn.reading import expanded, read_from
+from ddl.nn.stream import as_stream
+from ddl.ops.checks import gate_dtype
+from ddl.options import StreamDtype
+from ddl.results import Chain
+
+from .history import history_in
+from .stream import Pass, Stream
+from .structure import exchanged
+
+__all__ = ["TOKENS", "Entry", "looks_back", "tokens_of"]
+
+TOKENS = "delta_tokens"  # a keyword argument that passes from the decoder's entry to its layers'
+
+
+class Tokens(NamedTuple):
+    """Which tokens count, and which start documents, (B, T) bool, as in DeltaStream; or None."""
+
+    keep: Tensor | None
+    document_starts: Tensor | None
+
+
+def looks_back(options: Mapping[str, Any]) -> bool:
+    """Whether anything in a stream of these options is computed from several tokens."""
+    opens = options["expand"] == "conv" and options["expand_kernel_size"] > 1
+    reads = options["compress"] == "token" and options["kernel_size"] > 1
+    return opens or reads or options["gate_from"] == "convolved"
+
+
+class Entry:
+    """The hooks of a converted decoder.
+
+    of_decoder: notes which tokens are padding, and which start documents. of_layer: lets the first
+    layer open a stream. returned: reads the streams among what the decoder returns.
+
+    first: the first layer, with `expand` and, while it is annealed, `anneal`. final: the final
+    norm, with `readout`. layers: their number. looks_back: whether the past is needed.
+    anchor_every, stream_dtype: as in DeltaStream.
+    """
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        layers: nn.ModuleList,
+        final: nn.Module,
+        *,
+        looks_back: bool,
+        anchor_every: int,
+        stream_dtype: StreamDtype | None,
+    ) -> None:
+        self.first, self.final, self.layers = layers[0], final, len(layers)
+        self.looks_back = looks_back
+        self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
+        self.of_decoders = _positional(decoder)
+        self.of_layers = _positional(layers[0])
+        decoder.register_forward_pre_hook(self.of_decoder, with_kwargs=True)
+        decoder.register_forward_hook(self.returned)
+        for layer in layers:
+            layer.register_forward_pre_hook(self.of_layer, with_kwargs=True)
+
+    def of_decoder(self, decoder: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Hand on to the layers what the decoder is told of its tokens."""
+        if not self.looks_back or TOKENS in kwargs:
+            return args, kwargs
+        given = {**dict(zip(self.of_decoders, args, strict=False)), **kwargs}
+        return args, {**kwargs, TOKENS: tokens_of(given)}
+
+    def of_layer(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Open the hidden states that the first layer gets."""
+        kwargs = dict(kwargs)
+        tokens = kwargs.pop(TOKENS, Tokens(None, None))
+        if layer is not self.first:
+            return args, kwargs
+        past = kwargs.get("past_key_values")
+        if past is None and "past_key_values" in self.of_layers[: len(args)]:
+            past = args[self.of_layers.index("past_key_values")]
+        return exchanged(args, kwargs, lambda x: self._opened(x, tokens, past))
+
+    def returned(self, decoder: nn.Module, args: Any, output: Any) -> Any:
+        """Replace streams in `hidden_states` by raw final reads (B, T, d)."""
+        if isinstance(output, tuple):
+            return tuple(self._read_out(part) for part in output)
+        found = getattr(output, "hidden_states", None)
+        if found is not None:
+            output.hidden_states = self._read_out(found)
+        return output
+
+    def _opened(self, x: Any, tokens: Tokens, past: Any) -> Any:
+        """The stream of embeddings x (B, T, d)."""
+        if isinstance(x, Stream):
+            return x
+        history = self._history(past)
+        if tokens.keep is not None:
+            x = x * tokens.keep.unsqueeze(-1)
+        x = as_stream(x, self.stream_dtype)
+        if history is not None:
+            history.begin(x.dtype)
+        anneal: Annealing | None = getattr(self.first, "anneal", None)
+        share = None
+        if anneal is not None and not anneal.done:
+            share = anneal.share(gate_dtype(x))
+        within = Pass(history, *tokens, share)
+        expand = require_exact_type("expand", self.first.expand, Expand)
+        state = expanded(expand, x, within.slot("expand"), tokens.document_starts)
+        return Stream(state, within, chain=self._chain(share))
+
+    def _chain(self, share: Tensor | None) -> Chain | None:
+        """The beginning of a chain; None to store every state, as needed where something is added
+        to a state or the backward runs the layers again.
+        """
+        first: Any = self.first
+        adds = share is not None or hasattr(first, "scale_attn")
+        recomputes = getattr(first, "gradient_checkpointing", False) and first.training
+        if self.anchor_every == 1 or adds or recomputes or not torch.is_grad_enabled():
+            return None
+        return Chain(self.anchor_every)
+
+    def _history(self, past: Any) -> History | None:
+        """The history in a cache, where one is needed."""
+        if past is None or not self.looks_back:
+            return None
+        if not torch.is_grad_enabled():
+            return history_in(past, self.layers)
+        if past.get_seq_length() > 0:
+            raise ValueError(
+                "`past_key_values` must be used under torch.no_grad() or torch.inference_mode(), "
+                "because reads of several tokens go on from it, got a pass with gradients"
+            )
+        return None
+
+    def _read_out(self, found: Any) -> Any:
+        if isinstance(found, tuple | list):
+            return type(found)(self._read_out(part) for part in found)
+        if not isinstance(found, Stream):
+            return found
+        read: Read = self.final.readout  # type: ignore[assignment]
+        parameters = read.raw(found.tensor())
+        if found.within.history is not None and parameters.looks_back:
+            raise ValueError(
+                "`output_hidden_states` must be false with a cache if reads take several tokens, "
+                "got true"
+            )
+        return read_from(found.tensor(), parameters, None, found.within.document_starts)[0]
+
+
+def tokens_of(given: dict[str, Any]) -> Tokens:
+    """What the arguments of a decoder say of its tokens.
+
+    Raises ValueError for a mask of another kind than (B, tokens so far).
+    """
+    x = given.get("input_ids")
+    x = given["inputs_embeds"] if x is None else x
+    mask, past = given.get("attention_mask"), given.get("past_key_values")
+    if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
+        got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            "`attention_mask` must be (batch, tokens so far) with 0 for padding, because reads of "
+            f"several tokens leave it out, got {got}"
+        )
+    if mask is not None:
+        return Tokens(mask[:, -x.shape[1] :].bool(), None)
+    if past is not None:  # documents are packed in training only
+        return Tokens(None, None)
+    packed = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
+    said = {name: given.get(name) for name in packed}
+    return Tokens(None, starts_of(x, None, False, document_starts=None, **said))
+
+
+def _positional(module: nn.Module) -> tuple[str, ...]:
+    """The names of the arguments of a module's forward."""
+    return tuple(inspect.signature(module.forward).parameters)

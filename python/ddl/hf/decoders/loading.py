@@ -1,0 +1,79 @@
+"""Load converted decoders: whole ones by the Auto classes, adapters beside a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors.torch
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+
+from ddl.errors import InputError
+from ddl.paths import at_home
+
+from .configuration import DDLDecoderConfig
+from .convert import convert, decoder_class
+from .converted import ConvertedDecoder
+
+__all__ = ["DDLDecoderForCausalLM", "load_adapter"]
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+WEIGHTS = "model.safetensors"
+
+
+class DDLDecoderForCausalLM(PreTrainedModel):
+    """What AutoModelForCausalLM finds for a DDLDecoderConfig; it makes models of the base's class.
+
+    No model is of this class: a converted Llama is a `LlamaForCausalLM` with other layers.
+    """
+
+    config_class = DDLDecoderConfig
+
+    @classmethod
+    def from_pretrained(
+        cls, path: Any, *args: Any, config: DDLDecoderConfig | None = None, **kwargs: Any
+    ) -> Any:
+        """Load a converted decoder; see PreTrainedModel.
+
+        Raises InputError for an adapter, which is loaded beside its model.
+        """
+        if config is None:
+            config = DDLDecoderConfig.from_pretrained(path)
+        if config.stream["train"] == "stream":
+            must = "hold a whole model, or be given to `ddl.hf.load_adapter(model, path)`"
+            raise InputError("path", must, f"{path} with an adapter of {config.made_from}")
+        return _class_of(config).from_pretrained(path, *args, config=config.of_base, **kwargs)
+
+    @classmethod
+    def _from_config(cls, config: DDLDecoderConfig, **kwargs: Any) -> Any:
+        return _class_of(config)._from_config(config.of_base, **kwargs)
+
+
+def _class_of(config: DDLDecoderConfig) -> Any:
+    made: Any = decoder_class
+    return made(config.kind, config.parts, tuple(sorted(config.stream.items())))
+
+
+def load_adapter(model: Model, path: str | Path) -> Model:
+    """Convert `model` by the adapter that a converted model's `save_pretrained` wrote; return it.
+
+    model: the decoder for which the adapter was made, in place.
+    Raises InputError if `path` has no adapter, or one of another kind of model or other sizes.
+    """
+    path = at_home(path, argument="path")
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    if not isinstance(config, DDLDecoderConfig) or config.stream.get("train") != "stream":
+        raise InputError("path", "hold an adapter of a converted decoder", path)
+    if type(model).__name__ != config.made_from:
+        raise InputError("model", f"be a {config.made_from}", f"a {type(model).__name__}")
+    convert(model, **config.stream)
+    found = safetensors.torch.load_file(path / WEIGHTS)
+    assert isinstance(model, ConvertedDecoder)
+    missing = model.of_stream() ^ found.keys()
+    if missing:
+        raise InputError(
+            "path", "hold the parameters of its options", f"{path} without or with {min(missing)}"
+        )
+    nn.Module.load_state_dict(model, found, strict=False)
+    return model

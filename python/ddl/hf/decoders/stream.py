@@ -1,0 +1,234 @@
+"""A state that passes through a decoder's own layers: norms read it, and adding rewrites it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ddl import functional
+from ddl.nanogpt.annealing import blend
+from ddl.nanogpt.mixin import Rebuilt
+from ddl.nn.checks import check_returned, require_exact_type
+from ddl.nn.convolution import Slot
+from ddl.nn.history import History
+from ddl.nn.linear import form_pruned
+from ddl.nn.read import Read
+from ddl.nn.reading import read_from, rewritten_and_read
+from ddl.nn.residual import DeltaResidual
+from ddl.results import Chain, Write
+
+__all__ = ["FinalNorm", "Pass", "Scale", "Stream", "StreamNorm", "reading_norm"]
+
+ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
+
+
+class Pass(NamedTuple):
+    """What all layers share in one forward pass.
+
+    history: of the tokens before, in generation with reads of several tokens; else None. keep,
+    document_starts: (B, T) bool, as in DeltaStream. share: a, a tensor (), while the model is
+    annealed, else None.
+    """
+
+    history: History | None
+    keep: Tensor | None
+    document_starts: Tensor | None
+    share: Tensor | None
+
+    def slot(self, name: str) -> Slot | None:
+        return None if self.history is None else Slot(self.history, name)
+
+
+class Place(NamedTuple):
+    """A sublayer of a decoder's layer.
+
+    layer: the layer, with the modules `read_…`, `res_…` and, of an adapter, `scale_…`. name: "attn"
+    or "mlp". number: of the layer.
+    """
+
+    layer: Any
+    name: str
+    number: int
+
+    @property
+    def read(self) -> Read:
+        name = f"read_{self.name}"
+        return require_exact_type(name, getattr(self.layer, name), Read)
+
+    @property
+    def residual(self) -> DeltaResidual:
+        name = f"res_{self.name}"
+        return require_exact_type(name, getattr(self.layer, name), DeltaResidual)
+
+    @property
+    def scale(self) -> Tensor | None:
+        """The factor of an adapter's gates; None for a model that is no adapter."""
+        scale: Scale | None = getattr(self.layer, f"scale_{self.name}", None)
+        return None if scale is None else scale.weight
+
+    @property
+    def ends_a_checkpoint(self) -> bool:
+        """Whether the backward runs this layer again, and this is its last sublayer."""
+        recomputed = getattr(self.layer, "gradient_checkpointing", False) and self.layer.training
+        return self.name == "mlp" and recomputed
+
+
+class Scale(nn.Module):
+    """The factor of the gates of an adapter's rewrite: 0 at first, so that nothing is rewritten."""
+
+    def __init__(self, **factory: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def never_decayed(self) -> Any:
+        """The parameters that an optimizer should not decay: all of a stream's."""
+        return self.parameters()
+
+
+class Stream:
+    """A state X (B, T, d, m) in place of a decoder's hidden states (B, T, d).
+
+        h = norm(stream)          the norm of the raw read of X, by a StreamNorm
+        stream = stream + F(h)    the rewrite that F(h) writes; also F(h) + stream
+
+    A rewrite is done together with the next read, in one pass over memory, so it is kept until
+    then: `write` is one that `state` has not had yet. chain: as in DeltaStream, the rewrites since
+    the last stored state.
+    """
+
+    def __init__(
+        self, state: Tensor, within: Pass, write: Write | None = None, chain: Chain | None = None
+    ) -> None:
+        self.state, self.within, self.write, self.chain = state, within, write, chain
+        self.last_read: tuple[Place, Tensor, Tensor] | None = None  # raw, and normalised
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.state.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.state.device
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the hidden states, (B, T, d)."""
+        return self.state.shape[:-1]
+
+    def to(self, *args: Any, **kwargs: Any) -> Stream:
+        """The stream on another device, for a model whose layers are on several."""
+        if torch.device(args[0]) == self.state.device:
+            return self
+        moved = [None if x is None else x.to(*args, **kwargs) for x in self.within[1:4]]
+        within = Pass(self.within.history, *moved)
+        return Stream(self.tensor().to(*args, **kwargs), within)
+
+    def tensor(self) -> Tensor:
+        """X, after the rewrite that was kept."""
+        if self.write is not None:
+            self.state, self.write = functional.write_to(self.state, self.write), None
+            self.chain = None if self.chain is None else Chain(self.chain.anchor_every)
+        return self.state
+
+    def raw(self, read: Read, slot: Slot | None) -> Tensor:
+        """The raw read x (B, T, d) of X."""
+        form_pruned(read)
+        if read.compress == "identity":  # X is its own read, which a fused pass would store twice
+            return self.tensor().squeeze(-1)
+        parameters, starts = read.raw(self.state), self.within.document_starts
+        if self.write is None:
+            x, _, _ = read_from(self.state, parameters, slot, starts)
+        else:
+            self.state, (x, _, _), self.chain = rewritten_and_read(
+                *(self.state, self.write, parameters, slot), chain=self.chain, starts=starts
+            )
+            self.write = None
+        return x
+
+    def plus(self, written: Tensor) -> Stream:
+        """The stream after the rewrite that a sublayer's output F(h) (B, T, d) writes."""
+        if self.last_read is None:
+            raise TypeError("a Stream must be read by a norm before something is added")
+        (place, x, h), self.last_read = self.last_read, None
+        check_returned(place.name, written, h)
+        residual, within, state = place.residual, self.within, self.tensor()
+        value, gate = residual.value_and_gate(h, x)
+        write = residual.write(
+            *(state, written, h, value, gate),
+            keep=within.keep,
+            document_starts=within.document_starts,
+            slot=within.slot(f"{place.number}.res_{place.name}"),
+        )
+        if within.share is not None:
+            state, write = blend(within.share, state, written, write)
+        if place.scale is not None:
+            state, write = state + written.unsqueeze(-1), write.scaled(place.scale)
+        write = residual.hooked(
+            state, write, keep=within.keep, continues=within.history is not None
+        )
+        new = Stream(state, within, write, self.chain)
+        if place.ends_a_checkpoint:  # what is kept beyond it would be computed twice
+            new.tensor()
+        return new
+
+    def __add__(self, written: Tensor) -> Stream:
+        return self.plus(written)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Do tensor + stream; torch.compile comes here, too, for stream + tensor."""
+        if function not in ADD or len(args) != 2 or kwargs:
+            return NotImplemented
+        stream, written = args if isinstance(args[0], Stream) else args[::-1]
+        return stream.plus(written)
+
+
+class StreamNorm(Rebuilt):
+    """Mixin before the class of a layer's norm, which reads a Stream."""
+
+    place: Place
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Normalise hidden states, or the raw read of a Stream."""
+        if not isinstance(x, Stream):
+            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        place = self.place
+        raw = x.raw(place.read, x.within.slot(f"{place.number}.read_{place.name}"))
+        h = super().forward(raw, *args, **kwargs)  # type: ignore[misc]
+        x.last_read = place, raw, h
+        return h
+
+
+class FinalNorm(Rebuilt):
+    """Mixin before the class of the norm after the last layer."""
+
+    readout: Read
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Normalise hidden states, or the raw final read of a Stream, with which a pass ends."""
+        if isinstance(x, Stream):
+            within = x.within
+            x = x.raw(require_exact_type("readout", self.readout, Read), within.slot("readout"))
+            if within.history is not None:
+                within.history.commit()
+        return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+
+
+@cache
+def _made(mixin: Any, kind: Any) -> Any:
+    contents = {"__doc__": kind.__doc__, "made_of": (_made, mixin, kind)}
+    return type(kind.__name__, (mixin, kind), contents)
+
+
+def reading_norm(norm: nn.Module, mixin: type) -> None:
+    """Let a norm read streams, in place."""
+    norm.__class__ = _made(mixin, type(norm))

@@ -62,6 +62,7 @@ class PathKind(Enum):
 
     RUN = "a run directory of `ddl train`"
     DDL = "a Hugging Face directory with a model of ddl"
+    DECODER = "a Hugging Face directory with a converted decoder"
     HUGGING_FACE = "a Hugging Face directory with another model"
     CHECKPOINT = "a checkpoint of nanoGPT or of the paper's code"
 
@@ -114,6 +115,8 @@ def _recognise(path: Path) -> PathKind | str:
     model, model_type = fields.get("model"), fields.get("model_type")
     if model_type in (MODEL_TYPE, NANOGPT_MODEL_TYPE):
         return PathKind.DDL
+    if model_type == DECODER_MODEL_TYPE:
+        return PathKind.DECODER
     if model_type is not None and model_type not in PAPER_MODEL_TYPES.values():
         return PathKind.HUGGING_FACE
     if isinstance(model, dict) and "residual" in model:

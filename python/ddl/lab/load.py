@@ -26,7 +26,7 @@ from ddl.paths import PathKind, at_home, path_kind, require_kind, require_utf8
 __all__ = ["Loaded", "PathKind", "complete", "load", "load_for_transformers", "path_kind"]
 
 OURS = (PathKind.RUN, PathKind.DDL, PathKind.CHECKPOINT)
-FOR_TRANSFORMERS = (PathKind.RUN, PathKind.DDL, PathKind.HUGGING_FACE)
+FOR_TRANSFORMERS = (PathKind.RUN, PathKind.DDL, PathKind.DECODER, PathKind.HUGGING_FACE)
 # Fetch nothing, and neither run nor offer to run code in the directory: the code is ddl.hf.
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 

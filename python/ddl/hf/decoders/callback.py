@@ -35,9 +35,10 @@ class AnnealCallback(TrainerCallback):
         if _annealings(model):
             anneal(model, getattr(optimizer, "optimizer", optimizer))  # below accelerate's wrapper
 
-    def on_log(self, *args: Any, model: Any, logs: Any, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add the share of the rewrites."""
-        for annealing in _annealings(model):
+        logs = kwargs["logs"]
+        for annealing in _annealings(kwargs["model"]):
             logs["rewrites"] = min(1.0, int(annealing.step) / annealing.steps)
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from ddl.nanogpt.annealing import Annealing
@@ -110,17 +110,22 @@ def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> N
     final = getattr(decoder, structure.final)
     like = model.get_input_embeddings().weight
     own = ("start", "anneal_steps", "train")
+    dtype = torch.promote_types(like.dtype, torch.float32)
     stream = _stream_for(
         model.config.get_text_config(decoder=True).hidden_size,
         len(layers),
-        like,
+        {"dtype": dtype, "device": "meta" if like.is_meta else "cpu"},
         {name: value for name, value in options.items() if name not in own},
     )
     adapter = options["train"] == "stream"
     if adapter:
         model.requires_grad_(False)
     for number, layer in enumerate(layers):
-        _add_parts(layer, number, stream, adapter, structure.norms)
+        _add_parts(layer, number, stream, structure.norms)
+        if adapter:
+            here = next(layer.parameters()).device
+            layer.scale_attn = Scale(device=here, dtype=dtype)
+            layer.scale_mlp = Scale(device=here, dtype=dtype)
     layers[0].expand = stream.expand.to(next(layers[0].parameters()).device)
     if options["anneal_steps"] is not None:
         layers[0].anneal = Annealing(options["anneal_steps"], device=like.device)
@@ -177,25 +182,21 @@ def _checked_start(start: Any, anneal_steps: Any, train: Any, erase: Any) -> dic
     return {"start": start, "anneal_steps": anneal_steps, "train": train}
 
 
-def _stream_for(d: int, layers: int, like: Tensor, options: dict[str, Any]) -> DeltaStream:
-    """The stream whose parts the layers get; its sublayers are places only."""
-    device = "meta" if like.is_meta else "cpu"  # parameters are drawn on the CPU for any device
-    dtype = torch.promote_types(like.dtype, torch.float32)
+def _stream_for(
+    d: int, layers: int, factory: dict[str, Any], options: dict[str, Any]
+) -> DeltaStream:
+    """The stream whose parts the layers get, drawn on the CPU; its sublayers are places only."""
     places = [nn.Identity() for _ in range(2 * layers)]
     with torch.random.fork_rng(devices=[]):
-        return DeltaStream(d, places, norm_eps=None, device=device, dtype=dtype, **options)
+        return DeltaStream(d, places, norm_eps=None, **factory, **options)
 
 
-def _add_parts(
-    layer: Any, number: int, stream: DeltaStream, adapter: bool, norms: tuple[str, str]
-) -> None:
-    """Give a layer its reads, residuals and factors, and let its norms read streams."""
+def _add_parts(layer: Any, number: int, stream: DeltaStream, norms: tuple[str, str]) -> None:
+    """Give a layer its reads and residuals, and let its norms read streams."""
     for at, (name, norm_name) in enumerate(zip(("attn", "mlp"), norms, strict=True)):
         norm = getattr(layer, norm_name)
         here = next(layer.parameters()).device
         setattr(layer, f"read_{name}", stream.reads[2 * number + at].to(here))
         setattr(layer, f"res_{name}", stream.residuals[2 * number + at].to(here))
-        if adapter:
-            setattr(layer, f"scale_{name}", Scale(device=here, dtype=torch.float32))
         reading_norm(norm, StreamNorm)
         norm.place = Place(layer, name, number)

@@ -15,7 +15,7 @@ from ddl.optim import never_decayed
 from .configuration import DDLDecoderConfig
 from .entry import TOKENS, looks_back, tokens_of
 from .history import history_in
-from .stream import FinalNorm, Scale
+from .stream import Scale
 from .structure import Structure
 
 __all__ = ["WIDE", "ConvertedDecoder"]
@@ -51,8 +51,7 @@ class ConvertedDecoder(WithOptions):
         For one value channel the state is (B, T, d, 1).
         """
         model: Any = self
-        norm = model.get_submodule(self.structure.decoder).get_submodule(self.structure.final)
-        assert isinstance(norm, FinalNorm)
+        norm: Any = model.get_submodule(self.structure.decoder).get_submodule(self.structure.final)
         state = state.squeeze(-1) if state.shape[-1] == 1 else state
         _, x = norm.readout(state, return_compressed=True)
         logits: Tensor = model.get_output_embeddings()(norm(x))
@@ -89,17 +88,6 @@ class ConvertedDecoder(WithOptions):
         return not looks_back(self.delta_args) and base._valid_auto_compile_criteria(
             *args, **kwargs
         )
-
-    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """Do as the base class; refuse reentrant checkpoints, which lose a stream's gradients."""
-        given = kwargs.get("gradient_checkpointing_kwargs", args[0] if args else None) or {}
-        if given.get("use_reentrant", False):
-            raise ValueError(
-                "`gradient_checkpointing_kwargs` must have use_reentrant=False, got True: such a "
-                "checkpoint finds no gradients in what is no tensor"
-            )
-        base: Any = super()
-        base.gradient_checkpointing_enable(*args, **kwargs)
 
     def merge_and_unload(self) -> NoReturn:
         """Raise TypeError: an adapter of rewrites has no weights that it could be merged into."""

@@ -128,6 +128,11 @@ class Entry:
         first: Any = self.first
         adds = share is not None or hasattr(first, "scale_attn")
         recomputes = getattr(first, "gradient_checkpointing", False) and first.training
+        if recomputes and _is_reentrant(first._gradient_checkpointing_func):
+            raise ValueError(
+                "`gradient_checkpointing_kwargs` must have use_reentrant=False, got True: such a "
+                "checkpoint finds no gradients in a Stream"
+            )
         if self.anchor_every == 1 or adds or recomputes or not torch.is_grad_enabled():
             return None
         return Chain(self.anchor_every)
@@ -181,6 +186,11 @@ def tokens_of(given: dict[str, Any]) -> Tokens:
     packed = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
     said = {name: given.get(name) for name in packed}
     return Tokens(None, starts_of(x, None, False, document_starts=None, **said))
+
+
+def _is_reentrant(checkpoint: Any) -> bool:
+    """Whether a layer's checkpointing function passes gradients through tensors alone."""
+    return bool(getattr(checkpoint, "keywords", {}).get("use_reentrant"))
 
 
 def _positional(module: nn.Module) -> tuple[str, ...]:

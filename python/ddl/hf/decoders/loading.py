@@ -31,9 +31,7 @@ class DDLDecoderForCausalLM(PreTrainedModel):
     config_class = DDLDecoderConfig
 
     @classmethod
-    def from_pretrained(
-        cls, path: Any, *args: Any, config: DDLDecoderConfig | None = None, **kwargs: Any
-    ) -> Any:
+    def from_pretrained(cls, path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
         """Load a converted decoder; see PreTrainedModel.
 
         Raises InputError for an adapter, which is loaded beside its model.

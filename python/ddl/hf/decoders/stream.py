@@ -6,7 +6,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from accelerate.hooks import (  # type: ignore[import-untyped]
+    add_hook_to_module,
+    remove_hook_from_module,
+)
 from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node
 
 from ddl import functional
 from ddl.nanogpt.annealing import blend
@@ -192,6 +197,22 @@ class Stream:
         return stream.plus(written)
 
 
+def _flatten(stream: Stream) -> tuple[list[Any], Any]:
+    write = stream.write
+    tensors = [stream.state, *(() if write is None else write[:3])]
+    return tensors, (stream.within, None if write is None else write[3:], stream.chain)
+
+
+def _unflatten(tensors: Any, context: Any) -> Stream:
+    state, *written = tensors
+    within, rest, chain = context
+    return Stream(state, within, None if rest is None else Write(*written, *rest), chain)
+
+
+# FSDP2 looks for the tensors among what a layer gets and returns, to run its hooks in the backward.
+register_pytree_node(Stream, _flatten, _unflatten)
+
+
 class StreamNorm(Rebuilt):
     """Mixin before the class of a layer's norm, which reads a Stream."""
 
@@ -230,5 +251,18 @@ def _made(mixin: Any, kind: Any) -> Any:
 
 
 def reading_norm(norm: nn.Module, mixin: type) -> None:
-    """Let a norm read streams, in place."""
-    norm.__class__ = _made(mixin, type(norm))
+    """Let a norm read streams, in place, below accelerate's hook, if it has one.
+
+    Raises TypeError if its forward was replaced otherwise: streams would not reach ours.
+    """
+    kind: Any = type(norm)
+    hook = norm.__dict__.get("_hf_hook")
+    if hook is not None:
+        remove_hook_from_module(norm)  # which leaves the class's own forward in the module
+    own = norm.__dict__.pop("forward", None)
+    if own is not None and getattr(own, "__func__", None) is not kind.forward:
+        norm.forward = own
+        raise TypeError(f"`{kind.__name__}` must have its class's forward, got another one")
+    norm.__class__ = _made(mixin, kind)
+    if hook is not None:
+        add_hook_to_module(norm, hook)

@@ -84,6 +84,10 @@ class Watched:
         self.log.events[-1].append(("adds", "", other))
         return Watched(self.x + other, self.log)
 
+    def to(self, *args: Any, **kwargs: Any) -> Watched:
+        """On another device, for a model whose layers are on several."""
+        return Watched(self.x.to(*args, **kwargs), self.log)
+
     def __getattr__(self, name: str) -> Any:
         raise TypeError(f"uses its input otherwise (`{name}`)")
 

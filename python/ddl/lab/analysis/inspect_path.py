@@ -16,12 +16,12 @@ from ddl.files import make_directory, read_text, refuse_link, write_text
 from ddl.lab import data
 from ddl.lab.config import InspectConfig
 from ddl.lab.data.verifying import verify_corpus
-from ddl.lab.load import load
+from ddl.lab.load import load, load_for_transformers
 from ddl.lab.progress import passing_bar
 from ddl.lab.train.runs import INSPECTED, RunDirectory, load_config
-from ddl.models import GPT, NanoGPT
 from ddl.models.tokenizers import Tokenizer, encode_prompt
-from ddl.paths import is_run
+from ddl.nanogpt.annealing import Annealing
+from ddl.paths import PathKind, is_run, path_kind
 from ddl.recording import Lens, lens
 from ddl.recording.sublayers import has_rewrites
 
@@ -47,7 +47,7 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
 
     Raises InputError if path, text or prompt cannot be used.
     """
-    model, tokenizer = load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
+    model, tokenizer = _loaded(config)
     _require_stream(model, config.run)
     prompt = None if config.prompt is None else _encoded(config.prompt, tokenizer, model)
     tokens, source = _text(config, tokenizer, model, console)
@@ -62,6 +62,17 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
     return Inspected(inspection, read, tokenizer, summary, _write(config, inspection, summary))
 
 
+def _loaded(config: InspectConfig) -> tuple[Any, Tokenizer | None]:
+    if path_kind(config.run) is not PathKind.DECODER:
+        return load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
+    from ddl.hf.tokenization import FastTokenizer
+
+    model, fast = load_for_transformers(
+        config.run, config.device, checkpoint=config.checkpoint, argument="run"
+    )
+    return model.float(), FastTokenizer(fast)
+
+
 def _require_stream(model: Any, path: Path) -> None:
     try:
         has_rewrites(model)
@@ -70,6 +81,20 @@ def _require_stream(model: Any, path: Path) -> None:
         raise InputError(
             "run", "be a model with rewrites, or one that `ddl train` made", got
         ) from error
+    if any(isinstance(module, Annealing) and not module.done for module in model.modules()):
+        got = f"{path}, part of whose additions are additions yet"
+        raise InputError("run", "be a model whose additions are all rewrites", got)
+
+
+def _context(model: Any) -> int:
+    """The most tokens that a model reads."""
+    config = model.config
+    return int(getattr(config, "block_size", None) or config.max_position_embeddings)
+
+
+def _device(model: Any) -> torch.device:
+    device: torch.device = next(model.parameters()).device
+    return device
 
 
 def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any]) -> list[Path]:
@@ -97,7 +122,7 @@ def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any
 
 
 def _text(
-    config: InspectConfig, tokenizer: Tokenizer | None, model: GPT | NanoGPT, console: Console
+    config: InspectConfig, tokenizer: Tokenizer | None, model: Any, console: Console
 ) -> tuple[Any, str]:
     """Tokens to measure on, and their name."""
     if config.data is not None and not config.data.is_dir():
@@ -113,7 +138,7 @@ def _text(
         text, name = data.embedded_text().decode(), "Python's documentation"
         return np.array(_tokens(text, tokenizer, f"nothing, which means {name},")), name
     corpus = data.load_with(source, validation)
-    corpus.check(model.config.block_size, model.config.vocab_size)
+    corpus.check(_context(model), model.config.vocab_size)
     verify_corpus(corpus, console)
     return corpus.validation, corpus.validated_on or f"the held-out part of {corpus.name}"
 
@@ -146,17 +171,17 @@ def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
-def _encoded(prompt: str, tokenizer: Tokenizer | None, model: GPT | NanoGPT) -> torch.Tensor:
+def _encoded(prompt: str, tokenizer: Tokenizer | None, model: Any) -> torch.Tensor:
     tokens = encode_prompt(prompt, _needed(tokenizer))
-    return torch.tensor([tokens[-model.config.block_size :]], device=model.wte.weight.device)
+    return torch.tensor([tokens[-_context(model) :]], device=_device(model))
 
 
-def _windows(tokens: Any, wanted: int, model: GPT | NanoGPT) -> list[torch.Tensor]:
+def _windows(tokens: Any, wanted: int, model: Any) -> list[torch.Tensor]:
     """Windows (1, T), spread evenly over the text: at least one, and `wanted` tokens or fewer."""
-    block = min(model.config.block_size, wanted, len(tokens))
+    block = min(_context(model), wanted, len(tokens))
     count = max(1, wanted // block)
     batches = data.evaluation_batches(tokens, 1, block, count)
-    return [windows.tokens.to(model.wte.weight.device) for windows in batches]
+    return [windows.tokens.to(_device(model)) for windows in batches]
 
 
 def _lens_summary(read: Lens, tokenizer: Tokenizer) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from ddl.models import GPT
 from ddl.options import is_whole
 from ddl.paths import PathKind, require_kind
 
-KINDS = (PathKind.RUN, PathKind.DDL, PathKind.HUGGING_FACE)
+KINDS = (PathKind.RUN, PathKind.DDL, PathKind.DECODER, PathKind.HUGGING_FACE)
 EVALUATIONS = "eval-*.json"  # as `ddl eval` names them: by date and time
 
 

@@ -14,8 +14,8 @@ class InspectConfig:
     """Show what the sublayers of a model do over depth."""
 
     run: Path
-    """Run directory, a directory of `ddl export` or `ddl import`, or a checkpoint of the paper's
-    code."""
+    """Run directory, a directory of `ddl export` or `ddl import`, a checkpoint of the paper's code,
+    or a directory that a model of `ddl.hf.convert` was saved in."""
     checkpoint: str = "last"
     """Checkpoint of a run: last, best (by validation loss) or a step that was saved."""
     data: Path | None = None

@@ -55,7 +55,7 @@ def convert(
     The layers stay the model's own, with their norms, sublayers, dropouts and roundings. A `Stream`
     passes through them in place of the hidden states: their norms read it, their `+` rewrites it.
     Every entry of the state dict keeps its name and its numbers. Each layer gains gates and values
-    (`res_attn`, `res_mlp`) and compressions (`read_attn`, `read_mlp`); if they have parameters, the
+    (`res_1`, `res_2`) and compressions (`read_1`, `read_2`); if they have parameters, the
     first layer gains `expand` and the final norm `readout`. They are in float32, and initialised as
     in DeltaStream. torch's random state is left unchanged.
 
@@ -124,8 +124,8 @@ def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> N
         _add_parts(layer, number, stream, structure.norms)
         if adapter:
             here = next(layer.parameters()).device
-            layer.scale_attn = Scale(device=here, dtype=dtype)
-            layer.scale_mlp = Scale(device=here, dtype=dtype)
+            layer.scale_1 = Scale(device=here, dtype=dtype)
+            layer.scale_2 = Scale(device=here, dtype=dtype)
     layers[0].expand = stream.expand.to(next(layers[0].parameters()).device)
     if options["anneal_steps"] is not None:
         layers[0].anneal = Annealing(options["anneal_steps"], device=like.device)
@@ -193,10 +193,10 @@ def _stream_for(
 
 def _add_parts(layer: Any, number: int, stream: DeltaStream, norms: tuple[str, str]) -> None:
     """Give a layer its reads and residuals, and let its norms read streams."""
-    for at, (name, norm_name) in enumerate(zip(("attn", "mlp"), norms, strict=True)):
+    for at, norm_name in enumerate(norms):
         norm = getattr(layer, norm_name)
         here = next(layer.parameters()).device
-        setattr(layer, f"read_{name}", stream.reads[2 * number + at].to(here))
-        setattr(layer, f"res_{name}", stream.residuals[2 * number + at].to(here))
+        setattr(layer, f"read_{at + 1}", stream.reads[2 * number + at].to(here))
+        setattr(layer, f"res_{at + 1}", stream.residuals[2 * number + at].to(here))
         reading_norm(norm, StreamNorm)
-        norm.place = Place(layer, name, number)
+        norm.place = Place(layer, at + 1, number)

@@ -21,7 +21,7 @@ from .structure import Structure
 __all__ = ["WIDE", "ConvertedDecoder"]
 
 # Patterns of the parameters that stay float32 in a model of a half-precision dtype.
-WIDE = [r"\.(read|res|scale)_(attn|mlp)\.", r"\.expand\.weight$", r"\.readout\.compress_"]
+WIDE = [r"\.(read|res|scale)_[12]\.", r"\.expand\.weight$", r"\.readout\.compress_"]
 
 
 class ConvertedDecoder(WithOptions):
@@ -118,14 +118,18 @@ class ConvertedDecoder(WithOptions):
 
     @contextmanager
     def _configured(self) -> Iterator[None]:
-        """Have the config that is saved, with that of the model inside."""
+        """Have the config saved as a DDLDecoderConfig; all else needs it as it is."""
         model: Any = self
-        config = model.config
-        model.config = DDLDecoderConfig.of(self)
+        config, kind = model.config, type(model.config)
+
+        def save(_: Any, *args: Any, **kwargs: Any) -> None:
+            DDLDecoderConfig.of(self).save_pretrained(*args, **kwargs)
+
+        config.__class__ = type(kind.__name__, (kind,), {"save_pretrained": save})
         try:
             yield
         finally:
-            model.config = config
+            config.__class__ = kind
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:

@@ -126,7 +126,7 @@ class Entry:
         to a state or the backward runs the layers again.
         """
         first: Any = self.first
-        adds = share is not None or hasattr(first, "scale_attn")
+        adds = share is not None or hasattr(first, "scale_1")
         recomputes = getattr(first, "gradient_checkpointing", False) and first.training
         if recomputes and _is_reentrant(first._gradient_checkpointing_func):
             raise ValueError(

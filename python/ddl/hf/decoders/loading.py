@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, TypeVar
 
 import safetensors.torch
+import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
@@ -14,7 +16,6 @@ from ddl.paths import at_home
 
 from .configuration import DDLDecoderConfig
 from .convert import convert, decoder_class
-from .converted import ConvertedDecoder
 
 __all__ = ["DDLDecoderForCausalLM", "load_adapter"]
 
@@ -65,13 +66,14 @@ def load_adapter(model: Model, path: str | Path) -> Model:
         raise InputError("path", "hold an adapter of a converted decoder", path)
     if type(model).__name__ != config.made_from:
         raise InputError("model", f"be a {config.made_from}", f"a {type(model).__name__}")
-    convert(model, **config.stream)
     found = safetensors.torch.load_file(path / WEIGHTS)
-    assert isinstance(model, ConvertedDecoder)
-    missing = model.of_stream() ^ found.keys()
-    if missing:
-        raise InputError(
-            "path", "hold the parameters of its options", f"{path} without or with {min(missing)}"
-        )
+    with torch.device("meta"):
+        like = _class_of(config)(copy.deepcopy(model.config))
+    for name in sorted(like.of_stream() | found.keys()):
+        known = like.of_stream() & found.keys()
+        if name not in known or like.state_dict()[name].shape != found[name].shape:
+            must = f"hold the parameters of an adapter for this {config.made_from}"
+            raise InputError("path", must, f"{path} with another {name}")
+    convert(model, **config.stream)
     nn.Module.load_state_dict(model, found, strict=False)
     return model

@@ -50,35 +50,35 @@ class Pass(NamedTuple):
 class Place(NamedTuple):
     """A sublayer of a decoder's layer.
 
-    layer: the layer, with the modules `read_…`, `res_…` and, of an adapter, `scale_…`. name: "attn"
-    or "mlp". number: of the layer.
+    layer: the layer, with the modules `read_1`, `res_1` and, of an adapter, `scale_1`. which: 1 for
+    its first sublayer, 2 for its second. number: of the layer.
     """
 
     layer: Any
-    name: str
+    which: int
     number: int
 
     @property
     def read(self) -> Read:
-        name = f"read_{self.name}"
+        name = f"read_{self.which}"
         return require_exact_type(name, getattr(self.layer, name), Read)
 
     @property
     def residual(self) -> DeltaResidual:
-        name = f"res_{self.name}"
+        name = f"res_{self.which}"
         return require_exact_type(name, getattr(self.layer, name), DeltaResidual)
 
     @property
     def scale(self) -> Tensor | None:
         """The factor of an adapter's gates; None for a model that is no adapter."""
-        scale: Scale | None = getattr(self.layer, f"scale_{self.name}", None)
+        scale: Scale | None = getattr(self.layer, f"scale_{self.which}", None)
         return None if scale is None else scale.weight
 
     @property
     def ends_a_checkpoint(self) -> bool:
         """Whether the backward runs this layer again, and this is its last sublayer."""
         recomputed = getattr(self.layer, "gradient_checkpointing", False) and self.layer.training
-        return self.name == "mlp" and recomputed
+        return self.which == 2 and recomputed
 
 
 class Scale(nn.Module):
@@ -162,14 +162,14 @@ class Stream:
         if self.last_read is None:
             raise TypeError("a Stream must be read by a norm before something is added")
         (place, x, h), self.last_read = self.last_read, None
-        check_returned(place.name, written, h)
+        check_returned(f"sublayer {place.which} of layer {place.number}", written, h)
         residual, within, state = place.residual, self.within, self.tensor()
         value, gate = residual.value_and_gate(h, x)
         write = residual.write(
             *(state, written, h, value, gate),
             keep=within.keep,
             document_starts=within.document_starts,
-            slot=within.slot(f"{place.number}.res_{place.name}"),
+            slot=within.slot(f"{place.number}.res_{place.which}"),
         )
         if within.share is not None:
             state, write = blend(within.share, state, written, write)
@@ -223,7 +223,7 @@ class StreamNorm(Rebuilt):
         if not isinstance(x, Stream):
             return super().forward(x, *args, **kwargs)  # type: ignore[misc]
         place = self.place
-        raw = x.raw(place.read, x.within.slot(f"{place.number}.read_{place.name}"))
+        raw = x.raw(place.read, x.within.slot(f"{place.number}.read_{place.which}"))
         h = super().forward(raw, *args, **kwargs)  # type: ignore[misc]
         x.last_read = place, raw, h
         return h

@@ -1,0 +1,159 @@
+"""Converted decoders are saved under a type of their own, and adapters alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from ddl import hf
+from ddl.errors import InputError
+from ddl.nanogpt.annealing import Annealing
+from ddl.optim import never_decayed
+from tests.support.decoder_cases import FAMILIES, VARIANTS, converted, plain, tokens
+
+WHOLE = [name for name in VARIANTS if name != "adapter"]
+
+
+@pytest.mark.parametrize("variant", WHOLE)
+def test_the_auto_class_loads_what_was_saved(variant, tmp_path):
+    model, idx = converted(variant), tokens()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "ddl-decoder"
+    assert config["architectures"] == ["DDLDecoderForCausalLM"]
+    assert config["base"]["model_type"] == "llama"
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is type(model)
+    assert isinstance(loaded, LlamaForCausalLM)
+    torch.testing.assert_close(loaded(idx).logits, model(idx).logits)
+    assert all(torch.equal(p, loaded.get_parameter(name)) for name, p in model.named_parameters())
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    assert {p.dtype for p in never_decayed(half)} == {torch.float32}
+    assert half.lm_head.weight.dtype == torch.bfloat16
+    eager = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert eager.config._attn_implementation == "eager"
+    torch.testing.assert_close(eager(idx).logits, model(idx).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_loaded(family, tmp_path):
+    tied = {} if family == "GPT2" else {"tie_word_embeddings": True}
+    model, idx = converted("token and conv", family, **tied), tokens()
+    model.save_pretrained(tmp_path)
+    names = safetensors.torch.load_file(tmp_path / "model.safetensors").keys()
+    assert "lm_head.weight" not in names
+    loaded, found = AutoModelForCausalLM.from_pretrained(
+        tmp_path, output_loading_info=True, device_map={"": "cpu"}
+    )
+    assert not any(found[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    torch.testing.assert_close(loaded(idx).logits, model(idx).logits)
+    assert loaded.lm_head.weight is loaded.get_input_embeddings().weight
+
+
+def test_how_far_it_is_annealed_is_saved(tmp_path):
+    model = converted("annealed")
+    for step, done in ((3, False), (4, True)):
+        (annealing,) = [m for m in model.modules() if isinstance(m, Annealing)]
+        annealing.step.fill_(step)
+        model.save_pretrained(tmp_path)
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+        (annealing,) = [m for m in loaded.modules() if isinstance(m, Annealing)]
+        assert (int(annealing.step), annealing.done) == (step, done)
+
+
+def test_from_a_configuration_a_model_is_drawn(tmp_path):
+    converted("channel").save_pretrained(tmp_path)
+    config = hf.DDLDecoderConfig.from_pretrained(tmp_path)
+    torch.manual_seed(0)
+    drawn = AutoModelForCausalLM.from_config(config)
+    assert drawn.delta_args["value_channels"] == 4
+    assert torch.equal(drawn.model.layers[0].res_1.value.bias, torch.ones(4))
+
+
+def test_a_model_made_on_meta_has_the_distribution_of_one_made_at_once():
+    for name, options in VARIANTS.items():
+        kind, config = type(converted(name)), plain().config
+        with torch.device("meta"):
+            model = kind(config)
+        model.to_empty(device="cpu")
+        torch.manual_seed(1)
+        model.reset_parameters()
+        made = hf.convert(plain(), **options)
+        torch.manual_seed(1)
+        made.reset_parameters()
+        for parameter in never_decayed(made):
+            assert parameter.isfinite().all()
+        names = {n for n, p in made.named_parameters() if n in made.of_stream()}
+        assert names
+        for each in names:
+            assert torch.equal(model.get_parameter(each), made.get_parameter(each)), each
+
+
+def test_without_ddl_hf_it_is_no_plain_llama(tmp_path):
+    """In a process that never imported ddl.hf."""
+    converted("channel").save_pretrained(tmp_path)
+
+    def load() -> None:
+        with pytest.raises(ValueError, match="ddl-decoder"):
+            AutoModelForCausalLM.from_pretrained(tmp_path)
+
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING._extra_content.pop("ddl-decoder")
+    try:
+        load()
+    finally:
+        CONFIG_MAPPING._extra_content["ddl-decoder"] = known
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2"])
+def test_an_adapter_is_saved_alone_and_loaded_beside_its_model(family, tmp_path):
+    model, idx = hf.convert(plain(family), **VARIANTS["adapter"]), tokens()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert {id(p) for p in trained} == {id(p) for p in never_decayed(model)}
+    for parameter in trained:
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path)
+    saved = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == model.of_stream()
+    other = hf.load_adapter(plain(family), tmp_path)
+    assert torch.equal(other(idx).logits, model(idx).logits)
+    assert [p.requires_grad for p in other.parameters()] == [
+        p.requires_grad for p in model.parameters()
+    ]
+    with pytest.raises(InputError, match=r"^`path` must hold a whole model, or be given to `ddl.h"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(TypeError, match=r"^a rewrite cannot be merged into the model's weights"):
+        model.merge_and_unload()
+
+
+def test_adapters_that_do_not_fit_are_refused(tmp_path):
+    hf.convert(plain(), **VARIANTS["adapter"]).save_pretrained(tmp_path / "adapter")
+    converted("channel").save_pretrained(tmp_path / "whole")
+    with pytest.raises(InputError, match=r"^`path` must hold an adapter of a converted decoder"):
+        hf.load_adapter(plain(), tmp_path / "whole")
+    with pytest.raises(InputError, match=r"^`model` must be a LlamaForCausalLM, got a Qwen2ForCau"):
+        hf.load_adapter(plain("Qwen2"), tmp_path / "adapter")
+    for sizes in ({"num_hidden_layers": 3}, {"hidden_size": 64}):
+        model = plain(**sizes)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        with pytest.raises(InputError, match=r"^`path` must hold the parameters of an adapter for"):
+            hf.load_adapter(model, tmp_path / "adapter")
+        assert type(model) is LlamaForCausalLM
+        assert model.state_dict().keys() == before.keys()
+
+
+def test_an_adapter_is_small():
+    """Below half a percent from 256 features on, without the embedding."""
+    for options in ({"value_channels": 1}, {"value_channels": 4}):
+        model = plain(hidden_size=256, intermediate_size=768, num_hidden_layers=4)
+        sublayers = sum(p.numel() for p in model.model.layers.parameters())
+        hf.convert(model, train="stream", **options)
+        added = sum(p.numel() for p in never_decayed(model))
+        assert added / sublayers < 0.005

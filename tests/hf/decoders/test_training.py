@@ -1,0 +1,241 @@
+"""Converted decoders in the Trainer, with checkpointing, LoRA, several processes and hooks."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import ddl
+from ddl import hf
+from ddl.nanogpt.annealing import Annealing
+from tests.support.decoder_cases import VARIANTS, VOCABULARY, converted, plain, tokens
+from tests.support.hf_cases import CHECKPOINTING
+from tests.support.processes import together
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "annealed": {
+        "value_channels": 2, "compress": "token", "expand": "conv", "anneal_steps": 6,
+    },
+    "from the start": {"value_channels": 2, "start": None},
+    "adapter": {"value_channels": 2, "train": "stream"},
+}  # fmt: skip
+every = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+some = pytest.mark.parametrize("variant", ["channel", "token and conv", "annealed", "adapter"])
+
+
+def rows() -> list[dict[str, Tensor]]:
+    """Sequences that count upwards, which are easy to learn."""
+    starts = torch.randint(VOCABULARY, (64, 1), generator=torch.Generator().manual_seed(2))
+    sequences = (starts + torch.arange(24)) % VOCABULARY
+    return [{"input_ids": row, "labels": row} for row in sequences]
+
+
+def trainer(out: Path, model: Any, **options: Any) -> Trainer:
+    common: dict[str, Any] = {
+        "output_dir": str(out),
+        "max_steps": 8,
+        "learning_rate": 1e-2,
+        "logging_steps": 2,
+        "save_steps": 4,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "per_device_train_batch_size": 8,
+    }
+    arguments = TrainingArguments(**{**common, **options})
+    return Trainer(model, arguments, train_dataset=rows(), callbacks=[hf.AnnealCallback()])
+
+
+class Logged(TrainerCallback):
+    """The shares of the rewrites that are logged."""
+
+    def __init__(self) -> None:
+        self.shares: list[float] = []
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        if "rewrites" in kwargs["logs"]:
+            self.shares.append(kwargs["logs"]["rewrites"])
+
+
+def steps_of(model: nn.Module) -> list[int]:
+    return [int(module.step) for module in model.modules() if isinstance(module, Annealing)]
+
+
+@every
+def test_the_trainer_trains_saves_and_goes_on(options, tmp_path):
+    model = hf.convert(plain(), **options)
+    before = copy.deepcopy(model.state_dict())
+    rate = {"learning_rate": 0.1 if model.is_adapter else 0.01}
+    run = trainer(tmp_path, model, **rate)
+    logged = Logged()
+    run.add_callback(logged)
+    run.train()
+    losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0] - (0.01 if model.is_adapter else 0.3)
+    after = model.state_dict()
+    for name in before:
+        moved = not torch.equal(before[name], after[name])
+        assert moved or not (model.is_adapter and name in model.of_stream() and "scale" in name)
+        if model.is_adapter and name not in model.of_stream():
+            assert not moved, name
+    if options.get("anneal_steps"):
+        assert steps_of(model) == [6]
+        assert logged.shares[:3] == [pytest.approx(2 / 6), pytest.approx(4 / 6), 1.0]
+    again = hf.convert(plain(), **options)
+    trainer(tmp_path, again, **rate).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, after[name]), name
+    saved = {file.name for file in (tmp_path / "checkpoint-8").iterdir()}
+    assert {"config.json", "model.safetensors"} <= saved
+
+
+def test_only_optimizer_steps_count(tmp_path):
+    """Several batches to a step; and a loop of one's own."""
+    model = hf.convert(plain(), **OPTIONS["annealed"])
+    trainer(tmp_path, model, gradient_accumulation_steps=2, max_steps=3).train()
+    assert steps_of(model) == [3]
+    model = hf.convert(plain(), **OPTIONS["annealed"])
+    optimizer = torch.optim.AdamW(model.parameters())
+    hf.anneal(model, optimizer)
+    for _ in range(2):
+        model(tokens(), labels=tokens()).loss.backward()
+        optimizer.step()
+    assert steps_of(model) == [2]
+
+
+@some
+def test_recomputed_layers_have_the_same_gradients(variant):
+    model, idx = converted(variant).train(), tokens()
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        model(idx, labels=idx).loss.backward()
+        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    before = gradients()
+    getattr(model, f"{CHECKPOINTING}_enable")()
+    after = gradients()
+    assert before.keys() == after.keys()
+    for name in before:
+        torch.testing.assert_close(after[name], before[name], msg=name)
+    getattr(model, f"{CHECKPOINTING}_enable")({"use_reentrant": True})
+    with pytest.raises(ValueError, match="`gradient_checkpointing_kwargs` must have use_reentra"):
+        gradients()
+
+
+@some
+def test_autocast_is_near(variant):
+    model, idx = converted(variant), tokens()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(idx).logits
+    torch.testing.assert_close(found.float(), model(idx).logits, rtol=0.05, atol=0.05)
+
+
+def test_lora_beside_a_stream(tmp_path):
+    """LoRA trains with the stream's modules, is saved with them and merged."""
+    model, idx = converted("channel"), tokens()
+    config = LoraConfig(
+        target_modules=["q_proj", "v_proj"],
+        modules_to_save=["res_1", "res_2", "read_1", "readout"],
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )
+    adapted = get_peft_model(copy.deepcopy(model), config)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "modules_to_save" in name and "value" in name:
+                parameter.add_(0.3)
+    adapted(idx, labels=idx).loss.backward()
+    trained = [name for name, p in adapted.named_parameters() if p.requires_grad]
+    with_gradients = [name for name, p in adapted.named_parameters() if p.grad is not None]
+    assert trained == with_gradients
+    assert {"lora_A", "res_1", "res_2", "read_1", "readout"} <= {
+        part for name in trained for part in name.split(".")
+    }
+    adapted.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(model, tmp_path)
+    torch.testing.assert_close(loaded(idx).logits, adapted(idx).logits)
+    assert not torch.allclose(adapted(idx).logits, converted("channel")(idx).logits)
+    merged = loaded.merge_and_unload()
+    torch.testing.assert_close(merged(idx).logits, adapted(idx).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@some
+def test_fsdp2_gathers_every_layer(variant, recomputed, tmp_path):
+    """Two processes have the gradients of one that sees all sequences."""
+
+    def act(rank: int) -> None:
+        model, idx = converted(variant).double().train(), tokens()
+        if recomputed:
+            getattr(model, f"{CHECKPOINTING}_enable")()
+        alone = copy.deepcopy(model)
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+        mine = idx[rank : rank + 1]
+        model(mine, labels=mine).loss.backward()
+        sum(alone(row[None], labels=row[None]).loss / 2 for row in idx).backward()
+        for (name, p), (_, q) in zip(
+            model.named_parameters(), alone.named_parameters(), strict=True
+        ):
+            assert (p.grad is None) == (q.grad is None), name
+            if q.grad is not None:
+                whole: Any = p.grad
+                torch.testing.assert_close(whole.full_tensor(), q.grad, msg=name)
+
+    together(2, tmp_path, act)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_layers_on_devices_of_their_own(when, tmp_path):
+    """accelerate's hooks bring inputs to the device of each module; offloading is refused."""
+    expected, idx = converted("token and conv"), tokens()
+    model = plain() if when == "before" else copy.deepcopy(expected)
+    for module in (model.model.norm, *model.model.layers.modules()):
+        if next(module.parameters(recurse=False), None) is not None:
+            add_hook_to_module(module, AlignDevicesHook("cpu"), append=True)
+    for layer in model.model.layers:
+        add_hook_to_module(layer, AlignDevicesHook("cpu", io_same_device=True))
+    if when == "before":
+        hf.convert(model, **VARIANTS["token and conv"])
+        model.load_state_dict(expected.state_dict())
+    assert torch.equal(model(idx).logits, expected(idx).logits)
+    places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm"), "cpu")
+    places |= {"model.layers.1": "disk", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    offloaded = dispatch_model(expected, places, main_device="cpu", offload_dir=tmp_path)
+    with pytest.raises(TypeError, match=r"^`read_1` must keep its parameters on the device, beca"):
+        offloaded(idx)
+
+
+@every
+def test_what_it_does_can_be_seen_and_changed(options):
+    model = hf.convert(plain(), **options)
+    for name, parameter in model.named_parameters():
+        if ".res_" in name or ".scale_" in name:
+            nn.init.normal_(parameter, std=0.3)
+    idx = tokens()
+    with ddl.record(model, tokens=("beta",)) as recording:
+        expected = model(idx).logits
+    assert [name.rpartition("layers.")[2] for name in recording.sublayers] == [
+        "0.res_1", "0.res_2", "1.res_1", "1.res_2"
+    ]  # fmt: skip
+    with ddl.edit(model, beta=0.0):
+        edited = model(idx).logits
+    if model.is_adapter:  # without rewrites it is the model that it was
+        torch.testing.assert_close(edited, plain()(idx).logits)
+    assert not torch.allclose(edited, expected) or steps_of(model)
+    lens = ddl.recording.lens(model, idx, top=3)
+    last = expected.softmax(-1).topk(3)
+    assert torch.equal(lens.tokens[-1], last.indices)
+    torch.testing.assert_close(lens.probabilities[-1], last.values)

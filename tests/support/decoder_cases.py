@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor
 
 from ddl import hf
+from ddl.nanogpt.annealing import Annealing
 from tests.support.helpers import randomise_
 from tests.support.hf_cases import VOCABULARY
 
@@ -62,8 +63,9 @@ def converted(variant: str, family: str = "Llama", **options: Any) -> Any:
     """A converted model of a family, all of whose parameters are random."""
     model = hf.convert(plain(family, **options), **VARIANTS[variant])
     randomise_(model)
-    if variant == "annealed":
-        model.get_submodule("model.layers.0.anneal").step.fill_(1)
+    for module in model.modules():
+        if isinstance(module, Annealing):
+            module.step.fill_(1)
     return model
 
 

@@ -171,10 +171,11 @@ class Stream:
             document_starts=within.document_starts,
             slot=within.slot(f"{place.number}.res_{place.which}"),
         )
+        added = written if within.keep is None else written * within.keep.unsqueeze(-1)
         if within.share is not None:
-            state, write = blend(within.share, state, written, write)
+            state, write = blend(within.share, state, added, write)
         if place.scale is not None:
-            state, write = state + written.unsqueeze(-1), write.scaled(place.scale)
+            state, write = state + added.unsqueeze(-1), write.scaled(place.scale)
         write = residual.hooked(
             state, write, keep=within.keep, continues=within.history is not None
         )

@@ -75,7 +75,7 @@ check-tch: $(DEPS) ## lints and documentation of that feature
 # On a GPU the comparison takes twenty minutes with 16 processes, on a core two days. What has a record is kept.
 PROCESSES ?= 1
 
-results: $(EXT) ## docs/results.md and docs/recall.md anew: corpus, all runs, tables, pictures (PROCESSES=16 on a GPU)
+results: $(EXT) ## docs/results.md, recall.md and decoders.md anew: corpus, all runs, tables, pictures (PROCESSES=16 on a GPU)
 	test -e study/corpus.jsonl || $(PY) study/corpus.py study/corpus.jsonl $(ARGS)
 	test -e study/data || $(PY) -m ddl prepare study/corpus.jsonl --out study/data --tokenizer bytes --validation 0.05
 	export OMP_NUM_THREADS=1; \
@@ -86,6 +86,8 @@ results: $(EXT) ## docs/results.md and docs/recall.md anew: corpus, all runs, ta
 	$(PY) -m study.again
 	$(PY) -m study.page
 	$(PY) -m study.recall_page
+	$(PY) -m study.finetune
+	$(PY) -m study.finetune --page
 
 # It changes the number of threads all the time, and threads that wait would spin.
 soak: $(EXT) ## 10,000 random problems against the reference (ARGS="--seed 3 --problems 50000")

@@ -170,6 +170,8 @@ def best_rate(variant: str, out: Path) -> float:
 def table(out: Path) -> str:
     """Losses of every variant, in nats per byte."""
     kept = list(records.by_name(out).values())
+    if len(kept) < len(VARIANTS) * (len(RATES) + len(SEEDS)):
+        return "Not trained yet."
     rows = [
         "| | trained parameters | learning rate | loss on the second text | on the first |",
         "|---|---|---|---|---|",

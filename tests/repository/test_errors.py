@@ -16,6 +16,7 @@ PACKAGE = Path(ddl.__file__).parent
 CALLS = {"InputError", "sentence", "refuse", "require", "damaged"}
 # They do not speak of the arguments of a command: sweeps.py names the keys of a file.
 NO_COMMAND = (
+    "decoders",
     "ops",
     "nn",
     "nanogpt",

@@ -7,53 +7,20 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from ddl import DeltaResidual
 from tests.support import ROOT
-from tests.support.nanogpt_standin import GPT, GPTConfig
+from tests.support.decoder_cases import plain
+from tests.support.nanogpt_standin import GPT, MLP, Block, CausalSelfAttention, GPTConfig
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 SHELL = "\n".join(text for language, text in BLOCKS if language == "bash")
 PYTHON = [text for language, text in BLOCKS if language == "python"]
-
-
-class CausalSelfAttention(nn.Module):
-    """nanoGPT's, less the dropout."""
-
-    def __init__(self, config: SimpleNamespace) -> None:
-        super().__init__()
-        self.n_head = config.n_head
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = (*x.shape[:2], self.n_head, -1)
-        q, k, v = (part.view(heads).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).flatten(2))
-
-
-class MLP(nn.Sequential):
-    """nanoGPT's, less the dropout."""
-
-    def __init__(self, config: SimpleNamespace) -> None:
-        super().__init__(
-            nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias),
-            nn.GELU(),
-            nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias),
-        )
-
-
-def layer_norm(width: int, bias: bool) -> nn.LayerNorm:
-    return nn.LayerNorm(width, bias=bias)
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +38,12 @@ def namespace(folder: Path) -> dict:
     torch.manual_seed(0)
     names = {
         "torch": torch,
-        "nn": nn,
-        "LayerNorm": layer_norm,
+        "Block": Block,
         "CausalSelfAttention": CausalSelfAttention,
         "MLP": MLP,
-        "config": SimpleNamespace(n_layer=2, n_head=4, n_embd=64, bias=False),
+        "config": GPTConfig(n_layer=2, n_head=4, n_embd=64, bias=False),
         "GPT": GPT,
+        "model": plain(),
     }
     assert PYTHON, "the README has Python blocks"
     for number, text in enumerate(PYTHON, start=1):
@@ -85,14 +52,14 @@ def namespace(folder: Path) -> dict:
 
 
 def test_python_blocks_run(namespace):
-    assert {"rewrite", "Block", "optimizer", "GPT", "stream"} <= namespace.keys()
+    assert {"rewrite", "DeltaBlock", "GPT", "stream"} <= namespace.keys()
     sizes = GPTConfig(block_size=16, vocab_size=50, n_layer=2, n_head=2, n_embd=16)
-    model = namespace["GPT"](sizes)
-    assert any(isinstance(module, DeltaResidual) for module in model.modules())
+    for model in (namespace["GPT"](sizes), namespace["model"]):
+        assert any(isinstance(module, DeltaResidual) for module in model.modules())
 
 
 def test_nanogpt_block_trains(namespace):
-    block = namespace["Block"](namespace["config"])
+    block = namespace["DeltaBlock"](namespace["config"])
     x = torch.randn(2, 8, 64, requires_grad=True)
     block(x).square().mean().backward()
     gradients = {name: p.grad for name, p in block.named_parameters()}

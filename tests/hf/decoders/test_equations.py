@@ -104,6 +104,20 @@ def test_hidden_states_are_raw_reads(variant):
     assert all(torch.equal(*pair) for pair in zip(states, found, strict=True))
 
 
+@pytest.mark.parametrize("variant", ["channel", "token and conv"])
+def test_a_state_that_is_looked_at_between_layers_changes_no_gradient(variant):
+    """In the middle of a chain of rewrites, of which only every eighth state is stored."""
+    model, idx = converted(variant, num_hidden_layers=3), tokens()
+    expected = gradients(loss_of(model(idx).logits, idx)[None], {}, model)
+    looked: list[torch.Size] = []
+    model.model.layers[1].register_forward_pre_hook(
+        lambda _, args: looked.append(args[0].tensor().shape)
+    )
+    found = gradients(loss_of(model(idx).logits, idx)[None], {}, model)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, msg=name)
+
+
 @every_variant
 def test_copies_and_pickles_are_models_of_their_own(variant):
     model, idx = converted(variant), tokens()

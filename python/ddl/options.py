@@ -240,12 +240,14 @@ RESIDUAL_OPTIONS: Options = {
 STREAM_OPTIONS: Options = {
     "compress": Option("identity", get_args(Compress)),
     "kernel_size": Option(
-        4, check_count, [{"compress": "token"}, {"parameterization": "factored"}]
+        4, check_count, [{"compress": "token"}, {"compress_parameterization": "factored"}]
     ),
-    "parameterization": Option(
+    "compress_parameterization": Option(
         "direct", get_args(Parameterization), [{"compress": "channel token"}]
     ),
-    "causal": Option(False, check_flag, [{"compress": "channel", "parameterization": "factored"}]),
+    "causal": Option(
+        False, check_flag, [{"compress": "channel", "compress_parameterization": "factored"}]
+    ),
     "read_init": Option(
         None, partial(check_finite, optional=True), [{"compress": "channel token"}]
     ),

@@ -87,7 +87,7 @@ MODULES: dict[str, Case] = {
     "stream-channel": Case(stream, X),
     "stream-token": Case(lambda: stream(compress="token", expand="conv"), X),
     "stream-factored": Case(
-        lambda: stream(compress="token", parameterization="factored", value="sigmoid"), X
+        lambda: stream(compress="token", compress_parameterization="factored", value="sigmoid"), X
     ),
     "stream-branches": Case(
         lambda: stream(
@@ -103,7 +103,8 @@ MODULES: dict[str, Case] = {
         WRITE | {"x": STATE},
     ),
     "read": Case(
-        lambda: Read(D, M, compress="channel", parameterization="factored"), {"state": STATE}
+        lambda: Read(D, M, compress="channel", compress_parameterization="factored"),
+        {"state": STATE},
     ),
     "expand": Case(lambda: Expand(D, M, kind="conv"), X),
     "nanogpt": Case(nanogpt, {"idx": TOKENS, "targets": TOKENS}),

@@ -64,7 +64,7 @@ def names_of(kind: type[nn.Module], options: Options) -> set[str]:
 
 
 def test_the_cases_have_every_parameter() -> None:
-    read = {name: STREAM_OPTIONS[name] for name in ("compress", "parameterization")}
+    read = {name: STREAM_OPTIONS[name] for name in ("compress", "compress_parameterization")}
     possible = names_of(DeltaResidual, RESIDUAL_OPTIONS) | names_of(Read, read)
     possible |= names_of(Expand, {"kind": STREAM_OPTIONS["expand"]})
     assert len(possible) > 15

@@ -20,6 +20,7 @@ ELSEWHERE = {
     "bench.md": "tests/lab/bench/test_docs.py",
     "comparing.md": "tests/lab/analysis/test_docs.py",
     "data.md": "tests/lab/data/test_docs.py",
+    "decoders.md": "tests/hf/decoders/test_page.py",
     "evaluation.md": "tests/lab/evaluation/test_docs.py",
     "exploring.md": "tests/lab/explore/test_docs.py",
     "huggingface.md": "tests/hf/test_docs.py",
@@ -32,6 +33,7 @@ ELSEWHERE = {
     "reports.md": "tests/lab/analysis/test_report_docs.py",
     "rewrites.md": "tests/nn/test_rewrites.py",
     "rust.md": "src/lib.rs",
+    "trainers.md": "tests/documentation/test_trainers_page.py",
     "training.md": "tests/lab/train/test_docs.py",
 }
 

@@ -183,7 +183,7 @@ def test_a_checkpoint_of_other_options_does_not_load() -> None:
         "erase": "`erase` must be 'none', as when this state dict was saved, got 'tied'",
         "causal": "`causal` must be True, as when this state dict was saved, got False",
     }
-    factored = {"value_channels": 2, "compress": "channel", "parameterization": "factored"}
+    factored = {"value_channels": 2, "compress": "channel", "compress_parameterization": "factored"}
     for name, other in (("erase", "none"), ("causal", True)):
         state = convert(make(), **factored, **{name: other}).state_dict()
         with pytest.raises(RuntimeError) as raised:

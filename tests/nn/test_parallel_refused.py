@@ -170,7 +170,7 @@ CASES |= {
     for path, named, options in (
         ("reads.0.compress_weight", "reads[0]", {}),
         ("reads.3.norm_weight", "reads[3]", {}),
-        ("reads.0.compress_kernel", "reads[0]", {"parameterization": "factored"}),
+        ("reads.0.compress_kernel", "reads[0]", {"compress_parameterization": "factored"}),
         ("readout.norm_weight", "readout", {}),
         ("residuals.1.gate.weight", "residuals[1].gate", {}),
         ("residuals.1.gate.bias", "residuals[1].gate", {}),

@@ -34,7 +34,7 @@ def compress_by_hand(read: Read, X: Tensor) -> Tensor:
     if read.compress == "identity":
         return X[..., 0]
     if read.compress == "token":
-        if read.parameterization == "direct":
+        if read.compress_parameterization == "direct":
             taps, weights = read.compress_weight, torch.ones(m, dtype=X.dtype)
         else:
             taps, weights = read.compress_kernel, read.compress_read
@@ -42,7 +42,7 @@ def compress_by_hand(read: Read, X: Tensor) -> Tensor:
         conv = taps.reshape(D * m, 1, K).flip(-1)  # conv1d's last tap is the current token
         y = F.conv1d(F.pad(channels, (K - 1, 0)), conv, groups=D * m)
         return (y.reshape(B, D, m, T) * weights[:, None]).sum(2).mT
-    if read.parameterization == "direct":
+    if read.compress_parameterization == "direct":
         return torch.einsum("btdm,dm->btd", X, read.compress_weight)
     left = K - 1 if read.causal else (K - 1) // 2
     rows = F.pad(X.reshape(B * T, D, m), (left, K - 1 - left))  # same-padded over value channels
@@ -93,7 +93,7 @@ def test_read_starts_with_equal_weights(options: dict[str, Any], read_init: floa
     shared = Read(D, m, compress=options["compress"], shared=read, dtype=F64)
     for each in (read, shared):
         assert_close("x", each(X, return_compressed=True)[1], read_init * summed, F64)
-    if read.parameterization == "factored":
+    if read.compress_parameterization == "factored":
         assert read.compress_read.tolist() == [read_init] * m
     randomise_(read)
     read.reset_parameters()
@@ -134,19 +134,19 @@ def test_expand(m: int, kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "compress='identity', parameterization='direct'"),
-        ({"compress": "channel"}, "compress='channel', parameterization='direct'"),
+        ({}, "compress='identity', compress_parameterization='direct'"),
+        ({"compress": "channel"}, "compress='channel', compress_parameterization='direct'"),
         (
-            {"compress": "channel", "parameterization": "factored", "kernel_size": 3},
-            "compress='channel', kernel_size=3, parameterization='factored', causal=False",
+            {"compress": "channel", "compress_parameterization": "factored", "kernel_size": 3},
+            "compress='channel', kernel_size=3, compress_parameterization='factored', causal=False",
         ),
         (
-            {"compress": "token", "parameterization": "factored"},
-            "compress='token', kernel_size=4, parameterization='factored'",
+            {"compress": "token", "compress_parameterization": "factored"},
+            "compress='token', kernel_size=4, compress_parameterization='factored'",
         ),
         (
             {"compress": "channel", "read_init": 0.5},
-            "compress='channel', parameterization='direct', read_init=0.5",
+            "compress='channel', compress_parameterization='direct', read_init=0.5",
         ),
     ],
 )

@@ -162,8 +162,8 @@ STREAM: list[tuple[Any, str]] = [
     ),
     (lambda: Read(8, 4, compress="conv"), f"{COMPRESS}, got 'conv'"),
     (
-        lambda: Read(8, parameterization="low-rank"),
-        '`parameterization` must be "direct" or "factored", got \'low-rank\'',
+        lambda: Read(8, compress_parameterization="low-rank"),
+        '`compress_parameterization` must be "direct" or "factored", got \'low-rank\'',
     ),
     (lambda: Read(8, norm_eps=-1.0), "`norm_eps` must be a positive finite number, got -1.0"),
     (lambda: Read(8, norm_affine=1), "`norm_affine` must be True or False, got 1"),
@@ -175,17 +175,20 @@ STREAM: list[tuple[Any, str]] = [
     (
         lambda: Read(8, 4, compress="channel", shared=Read(8, 2, compress="channel")),
         "`shared` must be a Read with hidden_size=8, value_channels=4 and compress='channel', got "
-        "Read(hidden_size=8, value_channels=2, compress='channel', parameterization='direct')",
+        "Read(hidden_size=8, value_channels=2, compress='channel', "
+        "compress_parameterization='direct')",
     ),
     (
         lambda: Read(8, 4, compress="token", shared=Read(8, 4, compress="channel")),
         "`shared` must be a Read with hidden_size=8, value_channels=4 and compress='token', got "
-        "Read(hidden_size=8, value_channels=4, compress='channel', parameterization='direct')",
+        "Read(hidden_size=8, value_channels=4, compress='channel', "
+        "compress_parameterization='direct')",
     ),
     (
         lambda: Read(8, shared=Read(9)),
         "`shared` must be a Read with hidden_size=8, value_channels=1 and compress='identity', got "
-        "Read(hidden_size=9, value_channels=1, compress='identity', parameterization='direct')",
+        "Read(hidden_size=9, value_channels=1, compress='identity', "
+        "compress_parameterization='direct')",
     ),
     (
         lambda: Read(8, shared=nn.Linear(8, 8)),
@@ -274,7 +277,7 @@ KINDS: list[tuple[Any, str]] = [
     (
         lambda: one_sublayer(zzz=4),
         "`zzz` must be an option of DeltaStream or of DeltaResidual, got an unknown one: it has "
-        "value_channels, compress, kernel_size, parameterization, causal, read_init, norm_eps, "
+        "value_channels, compress, kernel_size, compress_parameterization, causal, read_init, norm_eps, "
         "norm_affine, "
         "expand, expand_kernel_size, sublayers_per_compressor, anchor_every, stream_dtype, "
         "mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction, direction_hidden, "
@@ -326,8 +329,8 @@ def test_kinds_of_tensors_in_read_expand_and_stream(build: Any, sentence: str) -
 
 # --- options without effect -----------------------------------------------------------------------
 
-TOKEN_OR_FACTORED = 'compress="token" or parameterization="factored"'
-CHANNEL_AND_FACTORED = 'compress="channel" and parameterization="factored"'
+TOKEN_OR_FACTORED = 'compress="token" or compress_parameterization="factored"'
+CHANNEL_AND_FACTORED = 'compress="channel" and compress_parameterization="factored"'
 DIRECTION_HIDDEN = '128 unless direction="mean" or "flatten" or "attention", got 64'
 VALUE_INIT = '1.0 unless value="linear" and mapping="k", got 0.0'
 VALUE_FROM = '\'context\' unless mapping="k" and value="linear" or "sigmoid", got \'compressed\''
@@ -360,7 +363,7 @@ UNUSED: dict[Any, list[tuple[dict[str, Any], str]]] = {
         ({"kernel_size": 3}, f"4 unless {TOKEN_OR_FACTORED}, got 3"),
         ({"kernel_size": 3, "compress": "channel"}, f"4 unless {TOKEN_OR_FACTORED}, got 3"),
         (
-            {"parameterization": "factored"},
+            {"compress_parameterization": "factored"},
             f'{DIRECT} compress="channel" or "token", got \'factored\'',
         ),
         *(
@@ -369,11 +372,11 @@ UNUSED: dict[Any, list[tuple[dict[str, Any], str]]] = {
                 {},
                 {"compress": "channel"},
                 {"compress": "token"},
-                {"compress": "token", "parameterization": "factored"},
+                {"compress": "token", "compress_parameterization": "factored"},
             )
         ),
         (shared(kernel_size=3), "4 unless shared=None, got 3"),
-        (shared(parameterization="factored"), f"{DIRECT} shared=None, got 'factored'"),
+        (shared(compress_parameterization="factored"), f"{DIRECT} shared=None, got 'factored'"),
         (shared(causal=True), "False unless shared=None, got True"),
     ],
     Expand: [({"kernel_size": 3}, '4 unless kind="conv", got 3')],

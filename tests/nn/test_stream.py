@@ -230,9 +230,9 @@ def test_extra_repr() -> None:
     text = repr(stream)
     for line in (
         "Read(hidden_size=8, value_channels=4, compress='token', kernel_size=4, "
-        "parameterization='direct')",
+        "compress_parameterization='direct')",
         "Read(hidden_size=8, value_channels=4, compress='token', kernel_size=4, "
-        "parameterization='direct', shared)",
+        "compress_parameterization='direct', shared)",
         "Expand(hidden_size=8, value_channels=4, kind='conv', kernel_size=4)",
     ):
         assert line in text

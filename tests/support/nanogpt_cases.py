@@ -27,7 +27,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "m1-conv": {"expand": "conv", "expand_kernel_size": 2},
     "m1-channel": {"compress": "channel"},
     "m1-token": {"compress": "token", "kernel_size": 3},
-    "factored": {"value_channels": 3, "compress": "token", "parameterization": "factored"},
+    "factored": {"value_channels": 3, "compress": "token", "compress_parameterization": "factored"},
     "shared-by-all": {"value_channels": 2, "sublayers_per_compressor": 4},
     "shared-by-none": {"value_channels": 2, "sublayers_per_compressor": 1},
     "papers-code": {"value": "sigmoid", "value_from": "compressed", "eps_k": 1e-5},

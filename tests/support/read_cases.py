@@ -11,11 +11,26 @@ READS: list[dict[str, Any]] = [
     {"value_channels": 1, "compress": "token", "kernel_size": 3},
     {"value_channels": 3, "compress": "channel"},
     {"value_channels": 3, "compress": "token", "kernel_size": 2},
-    {"value_channels": 3, "compress": "token", "parameterization": "factored"},
+    {"value_channels": 3, "compress": "token", "compress_parameterization": "factored"},
     # K < m, K = m and K > m; K even and odd, because parity decides the centre
-    {"value_channels": 3, "compress": "channel", "parameterization": "factored", "kernel_size": 2},
-    {"value_channels": 4, "compress": "channel", "parameterization": "factored", "causal": True},
-    {"value_channels": 2, "compress": "channel", "parameterization": "factored", "kernel_size": 5},
+    {
+        "value_channels": 3,
+        "compress": "channel",
+        "compress_parameterization": "factored",
+        "kernel_size": 2,
+    },
+    {
+        "value_channels": 4,
+        "compress": "channel",
+        "compress_parameterization": "factored",
+        "causal": True,
+    },
+    {
+        "value_channels": 2,
+        "compress": "channel",
+        "compress_parameterization": "factored",
+        "kernel_size": 5,
+    },
 ]
 
 

@@ -71,7 +71,6 @@ MOST_SUMS = 8  # of an attention-residual's default, as in its paper
 # DeltaStream's name of an option → GPTConfig's.
 SPELLED = {
     "kernel_size": "compress_kernel_size",
-    "parameterization": "compress_parameterization",
     "causal": "compress_causal",
 }
 

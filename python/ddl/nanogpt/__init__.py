@@ -14,7 +14,7 @@ from __future__ import annotations
 from .annealing import anneal
 from .block import DeferredRewrite, DeltaBlock
 from .made import converted
-from .mixin import logits_of_state, options_in
+from .mixin import logits_of_state, named_as_today, options_in
 from .model import convert
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "convert",
     "converted",
     "logits_of_state",
+    "named_as_today",
     "options_in",
 ]

@@ -17,9 +17,18 @@ from ddl.optim import never_decayed
 
 from .annealing import Annealing, anneal
 
-__all__ = ["DELTA_ARGS", "Converted", "Rebuilt", "WithOptions", "logits_of_state", "options_in"]
+__all__ = [
+    "DELTA_ARGS",
+    "Converted",
+    "Rebuilt",
+    "WithOptions",
+    "logits_of_state",
+    "named_as_today",
+    "options_in",
+]
 
 DELTA_ARGS = "delta_args"  # the options' name in the model and in its state dict's metadata
+RENAMED = {"parameterization": "compress_parameterization"}  # options of earlier state dicts
 COMPILED = "_orig_mod"  # the model's own name in the state dict of a compiled one
 # Options with which the same parameters compute the same function.
 NO_MATTER = ("anchor_every", "beta_init", "read_init", "start", "stream_dtype", "value_init")
@@ -67,7 +76,7 @@ class WithOptions(Rebuilt, nn.Module):
         """Do as nn.Module, and report an error if the state dict is of other options."""
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         metadata = getattr(state_dict, "_metadata", None)
-        theirs = local_metadata.get(DELTA_ARGS) or options_in(metadata) or {}
+        theirs = named_as_today(local_metadata.get(DELTA_ARGS) or options_in(metadata) or {})
         ours = {name: value for name, value in self.delta_args.items() if name not in NO_MATTER}
         report_other_options(theirs, ours, args[-1])
 
@@ -109,8 +118,13 @@ def options_in(metadata: Any) -> dict[str, Any] | None:
         found = metadata.get(name) if isinstance(metadata, Mapping) else None
         options = found.get(DELTA_ARGS) if isinstance(found, Mapping) else None
         if isinstance(options, dict):
-            return options
+            return named_as_today(options)
     return None
+
+
+def named_as_today(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a conversion, of which an earlier release may have spelled some otherwise."""
+    return {RENAMED.get(name, name): value for name, value in options.items()}
 
 
 def logits_of_state(model: Any, state: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ __all__ = ["Read", "make_reads"]
 
 OF_THE_OWNER = {
     name: STREAM_OPTIONS[name]
-    for name in ("kernel_size", "parameterization", "causal", "read_init")
+    for name in ("kernel_size", "compress_parameterization", "causal", "read_init")
 }
 
 
@@ -44,10 +44,11 @@ class Read(nn.Module):
             time, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < K). With m = 1, "channel" is a scale per
             feature and "token" a causal depthwise convolution.
         kernel_size: K, the number of taps of a "token" or a "factored" compression.
-        parameterization: "direct", the parameter is w, (d, m) or (d, m, K); "factored", as in the
-            papers' code, w is the product of a convolution c and a read vector r (m,): for "token"
-            w_ijs = r_j c_ijs with c (d, m, K); for "channel" w = c ∗ r with c (d, K), a same-padded
-            correlation over the value axis. Both start with equal weights for the value channels.
+        compress_parameterization: "direct", the parameter is w, (d, m) or (d, m, K); "factored", as
+            in the papers' code, w is the product of a convolution c and a read vector r (m,): for
+            "token" w_ijs = r_j c_ijs with c (d, m, K); for "channel" w = c ∗ r with c (d, K), a
+            same-padded correlation over the value axis. Both start with equal weights for the value
+            channels.
         causal: True for a causal correlation over the value axis ("factored" "channel" only), False
             for a centred one.
         read_init: initial weight of each value channel of the current token, the initial elements
@@ -56,8 +57,8 @@ class Read(nn.Module):
         norm_eps: ε; None for no norm, h = x, if the sublayer has its own.
         norm_affine: False for a norm without γ, as torch.nn.RMSNorm's elementwise_affine.
         shared: another Read of the same sizes and `compress`; this one uses its compression
-            weights, kernel_size, parameterization, causal and read_init, and has only a norm of its
-            own. The weights stay parameters of the other Read alone.
+            weights, kernel_size, compress_parameterization, causal and read_init, and has only a
+            norm of its own. The weights stay parameters of the other Read alone.
         device, dtype: of the parameters.
 
     Raises:
@@ -73,7 +74,7 @@ class Read(nn.Module):
         *,
         compress: Compress = "identity",
         kernel_size: int = 4,
-        parameterization: Parameterization = "direct",
+        compress_parameterization: Parameterization = "direct",
         causal: bool = False,
         read_init: float | None = None,
         norm_eps: float | None = 1e-5,
@@ -98,7 +99,11 @@ class Read(nn.Module):
         self.norm_affine = norm_affine
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.compress, self.kernel_size = compress, kernel_size
-        self.parameterization, self.causal, self.norm_eps = parameterization, causal, norm_eps
+        self.compress_parameterization, self.causal, self.norm_eps = (
+            compress_parameterization,
+            causal,
+            norm_eps,
+        )
         self.read_init = read_init
         self._shared = self._share(shared)
         self._make_parameters(device=device, dtype=dtype)
@@ -118,7 +123,10 @@ class Read(nn.Module):
                 f"and compress={size[2]!r}, got {got}"
             )
         self.kernel_size, self.causal = owner.kernel_size, owner.causal
-        self.parameterization, self.read_init = owner.parameterization, owner.read_init
+        self.compress_parameterization, self.read_init = (
+            owner.compress_parameterization,
+            owner.read_init,
+        )
         return owner._shared or (owner,)
 
     def _make_parameters(self, **factory: Any) -> None:
@@ -129,7 +137,7 @@ class Read(nn.Module):
         if self._shared or self.compress == "identity":
             return
         token = self.compress == "token"
-        if self.parameterization == "direct":
+        if self.compress_parameterization == "direct":
             self.compress_weight = empty_parameter(d, m, *[self.kernel_size] * token, **factory)
         else:
             self.compress_kernel = empty_parameter(d, *[m] * token, self.kernel_size, **factory)
@@ -212,12 +220,12 @@ class Read(nn.Module):
         return ReadParameters(self.effective_weight(), norm_eps=None, context_dtype=state.dtype)
 
     def extra_repr(self) -> str:
-        factored = self.compress == "channel" and self.parameterization == "factored"
+        factored = self.compress == "channel" and self.compress_parameterization == "factored"
         parts = [f"hidden_size={self.hidden_size}", f"value_channels={self.value_channels}"]
         parts.append(f"compress={self.compress!r}")
         if self.compress == "token" or factored:
             parts.append(f"kernel_size={self.kernel_size}")
-        parts.append(f"parameterization={self.parameterization!r}")
+        parts.append(f"compress_parameterization={self.compress_parameterization!r}")
         if factored:
             parts.append(f"causal={self.causal}")
         if self.read_init is not None:

@@ -69,7 +69,8 @@ class DeltaStream(nn.Module):
             "channel": a weighted sum over the value channels.
             "token": a weighted sum over the value channels of the last kernel_size tokens; for
             m = 1 a causal depthwise convolution of the state.
-        kernel_size, parameterization, causal, read_init, norm_eps, norm_affine: as in Read.
+        kernel_size, compress_parameterization, causal, read_init, norm_eps, norm_affine: as in
+            Read.
         expand: how the embeddings become m value channels.
             "repeat": each is a copy.
             "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
@@ -112,7 +113,7 @@ class DeltaStream(nn.Module):
         value_channels: int = 1,
         compress: Compress | None = None,
         kernel_size: int = 4,
-        parameterization: Parameterization = "direct",
+        compress_parameterization: Parameterization = "direct",
         causal: bool = False,
         read_init: float | None = None,
         norm_eps: float | None = 1e-5,
@@ -150,7 +151,7 @@ class DeltaStream(nn.Module):
         common |= {"norm_eps": norm_eps, "norm_affine": norm_affine}
         own: dict[str, Any] = {
             "kernel_size": kernel_size,
-            "parameterization": parameterization,
+            "compress_parameterization": compress_parameterization,
             "causal": causal,
             "read_init": read_init,
         }

@@ -21,7 +21,7 @@ from ddl.errors import InputError, listed
 from ddl.models import NanoGPT, NanoGPTConfig
 from ddl.models.finite import no_floats
 from ddl.models.tokenizers import GPT2Tokenizer, Tokenizer, read_meta
-from ddl.nanogpt import options_in
+from ddl.nanogpt import named_as_today, options_in
 
 from .names import WRAPPERS
 from .nanogpt_options import BLOCKS, assumptions, shown
@@ -155,7 +155,8 @@ def _options(
     options = options_in(metadata)
     assumed: dict[str, Any] = {}
     if options is None and isinstance(delta_args, Mapping):
-        options = {name: value for name, value in delta_args.items() if name != "disable"}
+        by_hand = named_as_today(delta_args)
+        options = {name: value for name, value in by_hand.items() if name != "disable"}
     visible = shown(state)
     if options is None:
         options = visible | _by_hand(path, metadata)

@@ -49,7 +49,10 @@ def assumptions(options: Mapping[str, Any], hidden_size: int) -> dict[str, Any]:
     for name, default in HIDDEN.items():
         if name != "value_from" or mapping == "k":
             assumed[name] = default
-    if options.get("parameterization") == "factored" and options.get("compress") == "channel":
+    if (
+        options.get("compress_parameterization") == "factored"
+        and options.get("compress") == "channel"
+    ):
         assumed["causal"] = False
     if options.get("value") == "constant":
         assumed["value_constant"] = 2.0
@@ -69,7 +72,7 @@ def _stream(here: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     if factored is not None and len(factored) in (2, 3):
         options |= {"value_channels": here.get("read_attn.compress_read", (1,))[0]}
         options |= {"compress": "token" if len(factored) == 3 else "channel"}
-        options |= {"parameterization": "factored", "kernel_size": factored[-1]}
+        options |= {"compress_parameterization": "factored", "kernel_size": factored[-1]}
     if expanded is not None and len(expanded) == 3:
         options |= {"value_channels": expanded[1], "expand": "conv"}
         options |= {"expand_kernel_size": expanded[2]}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .callback import AnnealCallback
 from .configuration import DDLDecoderConfig
-from .convert import convert
+from .conversion import convert
 from .loading import DDLDecoderForCausalLM, load_adapter
 from .stream import Stream
 

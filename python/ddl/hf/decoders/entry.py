@@ -122,9 +122,7 @@ class Entry:
         return Stream(state, within, chain=self._chain(share))
 
     def _chain(self, share: Tensor | None) -> Chain | None:
-        """The beginning of a chain; None to store every state, as needed where something is added
-        to a state or the backward runs the layers again.
-        """
+        """The beginning of a chain; None to store every state, which an addition to one needs."""
         first: Any = self.first
         adds = share is not None or hasattr(first, "scale_1")
         recomputes = getattr(first, "gradient_checkpointing", False) and first.training
@@ -133,7 +131,7 @@ class Entry:
                 "`gradient_checkpointing_kwargs` must have use_reentrant=False, got True: such a "
                 "checkpoint finds no gradients in a Stream"
             )
-        if self.anchor_every == 1 or adds or recomputes or not torch.is_grad_enabled():
+        if self.anchor_every == 1 or adds or not torch.is_grad_enabled():
             return None
         return Chain(self.anchor_every)
 

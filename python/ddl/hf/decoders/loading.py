@@ -16,7 +16,7 @@ from ddl.files import require_files
 from ddl.paths import at_home
 
 from .configuration import DDLDecoderConfig
-from .convert import convert, decoder_class
+from .conversion import convert, decoder_class
 
 __all__ = ["DDLDecoderForCausalLM", "load_adapter"]
 

@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ddl import hf
 from ddl.files import write_text
 from ddl.nanogpt.annealing import Annealing
-from ddl.optim import OptimConfig, learning_rate, parameter_groups
+from ddl.optim import OptimConfig, learning_rate, parameter_groups, set_learning_rate
 from docs.scripts.marked import fill
 
 from . import records
@@ -104,8 +104,7 @@ def train(model: Any, text: Tensor, steps: int, lr: float, seed: int) -> None:
         hf.anneal(model, optimizer)
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, step, steps)
+        set_learning_rate(optimizer, learning_rate(config, step, steps))
         optimizer.zero_grad()
         loss_of(model, windows(text, BATCH, generator)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)

@@ -35,7 +35,7 @@ from torch import Tensor
 from ddl.lab.device import pick_device
 from ddl.lab.train.device import make_repeatable
 from ddl.models import GPT, GPTConfig
-from ddl.optim import OptimConfig, learning_rate, make_optimizer
+from ddl.optim import OptimConfig, learning_rate, make_optimizer, set_learning_rate
 
 from . import records, side_by_side
 from .graphed import GraphedStep
@@ -136,8 +136,7 @@ def train(run: Run) -> GPT:
         if graphed is not None:
             graphed(tokens, lr)
             continue
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(optimizer, lr)
         optimizer.zero_grad()
         loss_of(tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)

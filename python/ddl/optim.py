@@ -22,6 +22,7 @@ __all__ = [
     "matrices_and_others",
     "never_decayed",
     "parameter_groups",
+    "set_learning_rate",
 ]
 
 Decay = Literal["sublayers", "matrices"]
@@ -69,7 +70,12 @@ class OptimConfig:
 def parameter_groups(
     model: nn.Module, weight_decay: float, decay: Decay = "sublayers"
 ) -> list[dict[str, Any]]:
-    """Return two parameter groups for a torch optimizer: with and without weight decay.
+    """Return parameter groups for a torch optimizer: with and without weight decay.
+
+    A model with another parameterization than the standard one has several of each, with keys of
+    their own: `lr_scale`, by which a group's learning rate is multiplied (`set_learning_rate` does
+    it), and `eps_scale`, the factor of Adam's ε. The weight decay of a group is divided by its
+    `lr_scale`, since AdamW multiplies it by the rate (docs/transfer.md).
 
     decay: "sublayers" decays matrices of the sublayers and embeddings, but not norms, biases, and
     all parameters of `DeltaResidual`, `Read` and `Expand`, for which zero is no neutral value: a
@@ -88,10 +94,44 @@ def parameter_groups(
     for parameter in model.parameters():
         group = decayed if parameter.ndim >= 2 and id(parameter) not in kept else kept
         group[id(parameter)] = parameter
+    scales = _scales_of(model)
     return [
-        {"params": [p for p in decayed.values() if p.requires_grad], "weight_decay": weight_decay},
-        {"params": [p for p in kept.values() if p.requires_grad], "weight_decay": 0.0},
+        *_by_scale(scales, decayed.values(), weight_decay),
+        *_by_scale(scales, kept.values(), 0.0),
     ]
+
+
+def _scales_of(model: nn.Module) -> dict[int, tuple[float, float]]:
+    """The factors of rate and ε, by the id of a parameter; none in the standard case."""
+    scales: dict[int, tuple[float, float]] = {}
+    for module in model.modules():
+        own: Any = getattr(module, "learning_rate_scales", None)
+        scales |= {} if own is None else {id(p): (scale, eps) for p, scale, eps in own()}
+    return scales
+
+
+def _by_scale(
+    scales: dict[int, tuple[float, float]],
+    parameters: Iterable[nn.Parameter],
+    weight_decay: float,
+) -> list[dict[str, Any]]:
+    """Groups of parameters with the same factors: one in the standard case."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not scales:
+        return [{"params": trained, "weight_decay": weight_decay}]
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for parameter in trained:
+        groups.setdefault(scales.get(id(parameter), (1.0, 1.0)), []).append(parameter)
+    return [
+        {"params": group, "weight_decay": weight_decay / lr, "lr_scale": lr, "eps_scale": eps}
+        for (lr, eps), group in sorted(groups.items(), key=lambda item: item[0], reverse=True)
+    ]
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set each group's learning rate: lr times the group's `lr_scale`, if it has one."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 def matrices_and_others(
@@ -159,8 +199,11 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     import torch
 
     groups = parameter_groups(model, config.weight_decay, config.decay)
-    options: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
-    return torch.optim.AdamW(groups, **options, fused=True)
+    for group in groups:
+        group["eps"] = config.eps * group.get("eps_scale", 1.0)
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+    set_learning_rate(optimizer, config.lr)
+    return optimizer
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:

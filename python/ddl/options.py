@@ -148,6 +148,7 @@ Value = Literal["linear", "sigmoid", "constant"]
 Erase = Literal["tied", "none", "separate"]
 ValueFrom = Literal["context", "compressed"]
 Compress = Literal["identity", "channel", "token"]
+Scaling = Literal["standard", "mup", "completep"]  # of a model with width and depth
 Parameterization = Literal["direct", "factored"]
 ExpandKind = Literal["repeat", "conv"]
 MixerKind = Literal[
@@ -290,6 +291,13 @@ MODEL_OPTIONS: Options = {
     "mixer_layers": Option(None, check_layers, [{"mixer": MIXERS}]),
     "mixer_n": Option(1, check_count, [{"mixer": SEVERAL_NUMBERS}]),
     "mixer_gated": Option(False, check_mixer_gated, [{"mixer": MIXERS}]),
+    "parameterization": Option("standard", get_args(Scaling)),
+    "base_width": Option(
+        None, partial(check_count, optional=True), [{"parameterization": "mup completep"}]
+    ),
+    "base_layers": Option(
+        None, partial(check_count, optional=True), [{"parameterization": "completep"}]
+    ),
     "value_channels": Option(
         4,
         check_count,

@@ -277,7 +277,8 @@ KINDS: list[tuple[Any, str]] = [
     (
         lambda: one_sublayer(zzz=4),
         "`zzz` must be an option of DeltaStream or of DeltaResidual, got an unknown one: it has "
-        "value_channels, compress, kernel_size, compress_parameterization, causal, read_init, norm_eps, "
+        "value_channels, compress, kernel_size, compress_parameterization, causal, read_init, "
+        "norm_eps, "
         "norm_affine, "
         "expand, expand_kernel_size, sublayers_per_compressor, anchor_every, stream_dtype, "
         "mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction, direction_hidden, "

@@ -16,6 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from ddl.models import GPT
+from ddl.models.scaling import learning_rate_scales
 from ddl.models.sublayers import Attention, Rotary, SwiGLU, TimeMixer
 from ddl.models.trunk import hidden_states, read_out
 from ddl.nn.adapters import check_shared
@@ -207,12 +208,16 @@ class DDLForCausalLM(OurModel):
             hidden_states=(*seen, h) if output_hidden_states else None,
         )
 
+    def learning_rate_scales(self) -> Iterator[tuple[nn.Parameter, float, float]]:
+        """Factors of learning rates, as `GPT.learning_rate_scales`, for `ddl.optim`."""
+        return learning_rate_scales(self._gpt_config, self)
+
     def logits_of_state(self, state: Tensor) -> Tensor:
         """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last sublayer.
 
         For one value channel, and for the additive residual, the state is (B, T, d, 1).
         """
-        logits: Tensor = self.lm_head(read_out(self.trunk, state))
+        logits: Tensor = self.lm_head(read_out(self.trunk, self._gpt_config, state))
         return logits
 
     @contextmanager

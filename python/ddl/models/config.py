@@ -5,6 +5,7 @@ An invalid value raises `InputError` with one sentence that names the field.
 
 from __future__ import annotations
 
+import math
 from collections import abc
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -26,6 +27,7 @@ from ddl.options import (
     MixerGated,
     Parameterization,
     Residual,
+    Scaling,
     StreamDtype,
     Value,
     ValueFrom,
@@ -65,6 +67,9 @@ FIXED: dict[str, dict[str, Any]] = {
 
 PUBLISHED: tuple[str, ...] = ("additive", *(name for name in STREAMS if name not in FIXED))
 """The residuals of the papers' code."""
+
+SCALED: tuple[str, ...] = ("additive", *STREAMS)
+"""The residuals that have other parameterizations than the standard one."""
 
 MOST_SUMS = 8  # of an attention-residual's default, as in its paper
 
@@ -120,6 +125,15 @@ class GPTConfig:
     mixer_gated: MixerGated = False
     """Decay of the mixer's states. False: none. True: one number per state and token. per-feature:
     one per key feature."""
+    parameterization: Scaling = "standard"
+    """How the model scales with its width and depth. standard: initial weights alone. mup: such
+    that the best learning rate is the one at base_width (arXiv 2203.03466), for additions and
+    rewrites. completep: also the one at base_layers (arXiv 2505.01618)."""
+    base_width: int | None = None
+    """hidden_size of the model whose learning rate this one shall have, with `mup` and `completep`;
+    its attention heads are as wide as here."""
+    base_layers: int | None = None
+    """num_layers of that model, with `completep`."""
 
     value_channels: int = 4
     """Value channels m of ddl-cc, ddl-tc and expanded; streams of hc, mhc, independent-hc and
@@ -219,6 +233,29 @@ class GPTConfig:
         channels = 1 if self.residual == "ddl" else self.value_channels
         check_residual(given, self.hidden_size, channels)
         self._check_heads()
+        self._check_scaling()
+
+    def _check_scaling(self) -> None:
+        """Raise unless there is a model to scale from."""
+        if self.parameterization == "standard":
+            return
+        if self.residual not in SCALED:
+            expected = f'be "standard" unless the residual is among {", ".join(SCALED)}'
+            got = f"{self.parameterization!r} with {self.residual}"
+            raise InputError("parameterization", expected, got, ("residual",))
+        names = ("base_width", "base_layers")[: 2 if self.parameterization == "completep" else 1]
+        for name in names:
+            if getattr(self, name) is None:
+                expected = f"be given with parameterization={self.parameterization!r}"
+                raise InputError(name, expected, "None", ("parameterization",))
+        assert self.base_width is not None
+        whole = self.num_heads * self.base_width % self.hidden_size == 0
+        must = f"hidden_size/num_heads = {self.hidden_size / self.num_heads:g} times a number"
+        require(whole, "base_width", must, self.base_width, ("hidden_size", "num_heads"))
+        blocks = f"a multiple of heads = {self.heads}"
+        require(
+            self.base_width % self.heads == 0, "base_width", blocks, self.base_width, ("heads",)
+        )
 
     def _check_fixed(self) -> dict[str, Any]:
         """Set the options that the residual sets, and return them; raise if one was chosen that is
@@ -273,9 +310,27 @@ class GPTConfig:
         return self.mlp_size or 8 * self.hidden_size // 3
 
     @property
+    def times_as_wide(self) -> float:
+        """hidden_size / base_width; 1 in the standard parameterization."""
+        return 1.0 if self.base_width is None else self.hidden_size / self.base_width
+
+    @property
+    def times_as_deep(self) -> float:
+        """num_layers / base_layers; 1 unless the parameterization is completep."""
+        return 1.0 if self.base_layers is None else self.num_layers / self.base_layers
+
+    @property
     def rewrite_options(self) -> dict[str, Any]:
-        """The options of DeltaResidual."""
-        return {name: getattr(self, name) for name in RESIDUAL_OPTIONS}
+        """The options of DeltaResidual, at this width and depth (docs/transfer.md)."""
+        options = {name: getattr(self, name) for name in RESIDUAL_OPTIONS}
+        options["branch_scale"] /= self.times_as_deep
+        if not self.normalize:  # its direction grows with √d by itself
+            return options
+        if self.eps_k is not None:
+            options["eps_k"] *= math.sqrt(self.times_as_wide)
+        scaled = {"linear": "value_init", "sigmoid": "value_scale", "constant": "value_constant"}
+        options[scaled[self.value]] *= math.sqrt(self.times_as_wide)
+        return options
 
     @property
     def gated_size(self) -> int:

@@ -10,7 +10,7 @@ and embedding, and with equal seeds they start with equal weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from ddl.options import check_count, is_whole
 from .cache import Cache
 from .config import GPTConfig
 from .sampling import Sampling
+from .scaling import learning_rate_scales
 from .sublayers import Attention, Rotary, SwiGLU, TimeMixer, wide
 from .tokens import check_vocabulary
 from .trunk import Trunk, hidden_states, make_trunk, read_out
@@ -162,7 +163,7 @@ class GPT(nn.Module):
 
         For one value channel, and for the additive residual, the state is (B, T, d, 1).
         """
-        return self._logits(read_out(self.trunk, state))
+        return self._logits(read_out(self.trunk, self.config, state))
 
     def generate(
         self,
@@ -219,6 +220,10 @@ class GPT(nn.Module):
             if progress is not None:
                 progress()
         return out
+
+    def learning_rate_scales(self) -> Iterator[tuple[nn.Parameter, float, float]]:
+        """Factors of the parameters' learning rates and of Adam's ε; none if they are all 1."""
+        return learning_rate_scales(self.config, self)
 
     def num_parameters(self) -> int:
         """Number of parameters; the tied head and embedding count once."""

@@ -50,26 +50,36 @@ def hidden_states(
     h = trunk(x, tokens, history=history, keep=tokens.keep, document_starts=document_starts)
     if cache is not None:
         cache.advance(x, tokens.begins)
-    return h
+    return scaled_for_head(h, config)
 
 
-def read_out(trunk: Trunk, state: Tensor) -> Tensor:
+def scaled_for_head(h: Tensor, config: GPTConfig) -> Tensor:
+    """The head's input: h (B, T, d), less as much as the model is wider than its base."""
+    return h if config.times_as_wide == 1 else h / config.times_as_wide
+
+
+def read_out(trunk: Trunk, config: GPTConfig, state: Tensor) -> Tensor:
     """Map a state X (B, T, d, m) to the head's input (B, T, d), as after the last sublayer.
 
     For one value channel, the stream x is (B, T, d, 1); a baseline with n streams has them last.
     """
     trunk = active(trunk)
     if isinstance(trunk, AddingStream):
-        return trunk.read_out(state)
+        return scaled_for_head(trunk.read_out(state), config)
     h: Tensor = trunk.readout(state.squeeze(-1) if state.shape[-1] == 1 else state)
-    return h
+    return scaled_for_head(h, config)
 
 
 def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> Trunk:
     """Build the residual stream that `config.residual` names, around the given sublayers."""
     match config.residual:
         case "additive":
-            return AdditiveStream(config.hidden_size, sublayers, norm_eps=NORM_EPS)
+            return AdditiveStream(
+                config.hidden_size,
+                sublayers,
+                norm_eps=NORM_EPS,
+                branch_scale=1 / config.times_as_deep,
+            )
         case "additive-conv":
             return ConvolvedStream(
                 config.hidden_size,

@@ -13,7 +13,7 @@ from ddl.errors import InputError
 from ddl.lab import data
 from ddl.lab.config import TrainConfig
 from ddl.models import GPT
-from ddl.optim import learning_rate, make_optimizer
+from ddl.optim import learning_rate, make_optimizer, set_learning_rate
 from ddl.recording import Recording, record
 
 from .device import make_repeatable
@@ -103,8 +103,7 @@ class Trainer:
         """
         config = self.config
         lr = learning_rate(config.optim, self.steps_done, config.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self.optimizer, lr)
         total = self._accumulate()
         largest = config.optim.clip or math.inf
         norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest))

@@ -14,12 +14,21 @@ __all__ = ["AdditiveStream"]
 
 
 class AdditiveStream(AddingStream):
-    """The plain residual stream, x = x + F(norm(x)), with a final norm: the baseline trunk."""
+    """The plain residual stream, x = x + s F(norm(x)), with a final norm: the baseline trunk.
+
+    branch_scale: s.
+    """
 
     def __init__(
-        self, hidden_size: int, sublayers: Iterable[nn.Module], *, norm_eps: float
+        self,
+        hidden_size: int,
+        sublayers: Iterable[nn.Module],
+        *,
+        norm_eps: float,
+        branch_scale: float = 1.0,
     ) -> None:
         super().__init__()
+        self.branch_scale = branch_scale
         self.sublayers = nn.ModuleList(sublayers)
         self.norms = nn.ModuleList(nn.RMSNorm(hidden_size, norm_eps) for _ in self.sublayers)
         self.readout = nn.RMSNorm(hidden_size, norm_eps)
@@ -43,6 +52,8 @@ class AdditiveStream(AddingStream):
         """
         for i, (norm, sublayer) in enumerate(zip(self.norms, self.sublayers, strict=True)):
             written = sublayer(norm(x), *args)
+            if self.branch_scale != 1:
+                written = self.branch_scale * written
             if self.hooks:
                 self.show(Addition(i, x.unsqueeze(-1), written, None, None, keep))
             x = x + written

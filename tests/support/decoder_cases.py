@@ -49,6 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "heads": {"value_channels": 2, "heads": 4, "branch_scale": 0.7, "start": None},
     "annealed": {"value_channels": 2, "compress": "token", "anneal_steps": 4},
     "adapter": {"value_channels": 2, "compress": "token", "train": "stream"},
+    "adapter, pooled": {"value_channels": 2, "gate_from": "pooled", "train": "stream"},
 }  # fmt: skip
 
 

@@ -144,7 +144,7 @@ class History:
         """
         check_count("tokens", tokens, least=0, most=self.crops)
         self.begin()
-        if not tokens or not self._recorded:  # nothing reads several tokens
+        if not tokens or not (self._recorded or self._kept):  # nothing reads several tokens
             return
         check_count("tokens", tokens, least=0, most=self._tokens)
         self._tokens -= tokens

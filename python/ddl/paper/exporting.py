@@ -72,6 +72,9 @@ def _check_published(config: GPTConfig) -> None:
     _require(config, "heads", 1)
     _require(config, "erase", "tied")
     _require(config, "branch_scale", 1)
+    if config.parameterization == "completep":
+        expected = "be standard or mup in the paper's code"
+        raise InputError("parameterization", expected, repr(config.parameterization))
     compress = names.stream(config.residual)[0]
     taps, channels = config.compress_kernel_size, config.value_channels
     usual = 8 * config.hidden_size // 3

@@ -72,7 +72,8 @@ def translate(
     residual = _recognise(state) if variant == "auto" else variant
     gate = "mlp" if any(".beta_in." in name or ".beta_out." in name for name in state) else "linear"
     read = options.Options(config, residual)
-    fields = options.to_ours(read, residual)
+    width = state[EMBEDDING].shape[1] if EMBEDDING in state else 1  # the names are checked below
+    fields = options.to_ours(read, residual, width)
     pairs = names.pairs(residual, _blocks(state), gate, fields.get("value", "linear"))
     names.check_keys(
         "state_dict",

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddl.errors import InputError, listed
 from ddl.models.config import STREAMS, GPTConfig
-from ddl.options import Residual, check_finite
+from ddl.options import Residual, check_count, check_finite
 
 # Options that do not follow from the weights' shapes, with their published defaults.
 DEFAULTS: dict[str, bool | int | float] = {
@@ -23,6 +23,7 @@ DEFAULTS: dict[str, bool | int | float] = {
     "ddl_state_dv_shortconv_causal": False,
     "ddl_beta_init": 1.0,
 }
+BASE = 1024  # the published default of hidden_size_base, which `mup` divides by d
 # With a scalar state (residual "ddl"), these options of the constant value have other names.
 SCALAR = {
     "ddl_v_constant": "ddl_v_dim1_constant",
@@ -41,13 +42,9 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "k_activation": (None, "identity"),
     "v_activation": (None, "identity"),
     "residual_branch_mult": (None, 1),
-    "mup": (None, False),
 }
-SCALED = (
-    "widthmup",
-    "completep",
-    "spectralp",
-)  # `parameterization`: these scale logits or residual
+# `parameterization` of the newest code: these scale logits or residual.
+SCALED = ("widthmup", "completep", "spectralp")
 
 
 def check_fixed(config: Mapping[str, Any]) -> None:
@@ -98,6 +95,18 @@ class Options:
             check_finite(name, value)
         return value
 
+    def base_width(self) -> int | None:
+        """The width whose logits are not scaled; None without `mup`."""
+        mup = self._config.get("mup")
+        if mup not in (None, True, False):
+            must = "`mup` in config.json must be true or false"
+            raise InputError.sentence(f"{must}, got {_json(mup)}")
+        if not mup:
+            return None
+        base = self._config.get("hidden_size_base", BASE)
+        check_count("hidden_size_base", base)
+        return int(base)
+
     def read_init(self) -> float | None:
         """The initial value of the read vectors, which no weight depends on any more."""
         value = self._config.get("ddl_state_read_init")
@@ -105,28 +114,33 @@ class Options:
         return value
 
 
-def to_ours(options: Options, residual: Residual) -> dict[str, Any]:
+def to_ours(options: Options, residual: Residual, hidden_size: int) -> dict[str, Any]:
     """The fields of GPTConfig that do not follow from the weights."""
     fields: dict[str, Any] = {
         "block_size": options["block_size"],
         "rope_base": float(options["rope_base"]),
     }
+    wider = 1.0
+    base = options.base_width()
+    if base is not None:
+        fields |= {"parameterization": "mup", "base_width": base}
+        wider = math.sqrt(hidden_size / base)  # by which the models here multiply what follows
     if residual == "additive":
         return fields
     beta = float(options["ddl_beta_init"])
     fields["beta_init"] = min(max(beta, 0.0), 2.0)  # as the published code
-    fields["eps_k"] = float(options["ddl_k_eps"])
+    fields["eps_k"] = float(options["ddl_k_eps"]) / wider
     if STREAMS[residual][0] != "identity":
         fields["compress_parameterization"] = "factored"
         fields["read_init"] = options.read_init()
     if STREAMS[residual][0] == "channel":
         fields["compress_causal"] = options["ddl_state_dv_shortconv_causal"]
     if options["ddl_v_constant"]:
-        constant = float(options["ddl_v_constant_value"])
+        constant = float(options["ddl_v_constant_value"]) / wider
         return fields | {"value": "constant", "value_constant": constant}
     fields["value_from"] = "compressed"
     if options["ddl_v_sigmoid"]:
-        scale = float(options["ddl_v_sigmoid_scale"])
+        scale = float(options["ddl_v_sigmoid_scale"]) / wider
         return fields | {"value": "sigmoid", "value_scale": scale}
     return fields | {"value": "linear"}
 
@@ -139,15 +153,18 @@ def to_theirs(config: GPTConfig) -> dict[str, Any]:
         "rope_base": config.rope_base,
         "rope_ratio": 1.0,
     }
+    if config.parameterization == "mup":
+        theirs |= {"mup": True, "hidden_size_base": config.base_width}
     if config.residual == "additive":
         return theirs
-    eps_k = 0.02 * math.sqrt(config.hidden_size) if config.eps_k is None else config.eps_k
+    ours = config.rewrite_options
+    eps_k = 0.02 * math.sqrt(config.hidden_size) if config.eps_k is None else ours["eps_k"]
     theirs |= {"ddl_k_eps": eps_k, "ddl_beta_init": config.beta_init}
     theirs |= {
         "ddl_v_constant": config.value == "constant",
-        "ddl_v_constant_value": config.value_constant,
+        "ddl_v_constant_value": ours["value_constant"],
         "ddl_v_sigmoid": config.value == "sigmoid",
-        "ddl_v_sigmoid_scale": config.value_scale,
+        "ddl_v_sigmoid_scale": ours["value_scale"],
     }
     if config.residual == "ddl":
         theirs |= {scalar: theirs[name] for name, scalar in SCALAR.items()}

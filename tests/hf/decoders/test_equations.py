@@ -122,6 +122,7 @@ def test_a_state_that_is_looked_at_between_layers_changes_no_gradient(variant):
 def test_copies_and_pickles_are_models_of_their_own(variant):
     model, idx = converted(variant), tokens()
     expected = model(idx).logits
+    assert {module.training for module in model.modules()} == {False}
     for same in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert type(same) is type(model)
         assert torch.equal(same(idx).logits, expected)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from ddl import hf
 from ddl.errors import InputError
@@ -15,7 +16,7 @@ from ddl.nanogpt.annealing import Annealing
 from ddl.optim import never_decayed
 from tests.support.decoder_cases import FAMILIES, VARIANTS, converted, plain, tokens
 
-WHOLE = [name for name in VARIANTS if name != "adapter"]
+WHOLE = [name for name in VARIANTS if "adapter" not in name]
 
 
 @pytest.mark.parametrize("variant", WHOLE)
@@ -26,7 +27,7 @@ def test_the_auto_class_loads_what_was_saved(variant, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["model_type"] == "ddl-decoder"
     assert config["architectures"] == ["DDLDecoderForCausalLM"]
-    assert config["base"]["model_type"] == "llama"
+    assert config["base_type"] == "llama"
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(loaded) is type(model)
     assert isinstance(loaded, LlamaForCausalLM)
@@ -95,6 +96,32 @@ def test_a_model_made_on_meta_has_the_distribution_of_one_made_at_once():
             assert torch.equal(model.get_parameter(each), made.get_parameter(each)), each
 
 
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "Qwen3"])
+def test_the_class_of_the_base_does_not_load_it(family, tmp_path):
+    """Neither by the fields within, nor by the defaults of its configuration."""
+    model = converted("channel", family)
+    model.save_pretrained(tmp_path)
+    kind: Any = type(plain(family))
+    with pytest.raises(Exception, match=r"num_hidden_layers|those in|'str'|integer"):
+        kind.from_pretrained(tmp_path)
+
+
+def test_fields_of_the_base_can_be_set_when_it_is_loaded(tmp_path):
+    model = converted("channel")
+    model.save_pretrained(tmp_path)
+    given = {"use_cache": False, "attention_dropout": 0.25}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, **given)
+    assert (loaded.config.use_cache, loaded.config.attention_dropout) == (False, 0.25)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.vocab_size == model.config.vocab_size
+    config.attention_dropout = 0.5
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
+    assert loaded.config.attention_dropout == 0.5
+    assert loaded.config.rms_norm_eps == model.config.rms_norm_eps
+    with pytest.raises(AttributeError, match=r"^DDLDecoderConfig has no field 'colour'$"):
+        config.colour  # noqa: B018
+
+
 def test_without_ddl_hf_it_is_no_plain_llama(tmp_path):
     """In a process that never imported ddl.hf."""
     converted("channel").save_pretrained(tmp_path)
@@ -119,6 +146,9 @@ def test_an_adapter_is_saved_alone_and_loaded_beside_its_model(family, tmp_path)
     assert {id(p) for p in trained} == {id(p) for p in never_decayed(model)}
     for parameter in trained:
         torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "shards", max_shard_size="1KB")
+    in_parts = hf.load_adapter(plain(family), tmp_path / "shards")
+    assert torch.equal(in_parts(idx).logits, model(idx).logits)
     model.save_pretrained(tmp_path)
     saved = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert saved.keys() == model.of_stream()

@@ -76,6 +76,45 @@ def test_assisted_decoding_takes_back_what_it_guessed_wrongly(family, variant):
     assert torch.equal(model.generate(idx, assistant_model=plain(family), **options), expected)
 
 
+@some
+@pytest.mark.parametrize("given", ["embeddings", "all layers sliding"])
+def test_other_inputs_and_other_layers(variant, given):
+    sliding = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0}
+    model = converted(variant, "Qwen2", **(sliding if given != "embeddings" else {}))
+    idx, options = tokens(2, 8), {**LONG, "max_new_tokens": NEW}
+    expected = model.generate(idx, use_cache=False, **options)
+    if given == "embeddings":
+        found = model.generate(inputs_embeds=model.get_input_embeddings()(idx), **options)
+        assert torch.equal(found, expected[:, 8:])
+    else:
+        assert torch.equal(model.generate(idx, **options), expected)
+
+
+@torch.no_grad()
+@some
+def test_a_mask_may_be_as_long_as_a_static_cache(variant):
+    model, idx = converted(variant), tokens(2, 8)
+    mask = torch.zeros(2, 16, dtype=torch.int64)
+    mask[:, :8] = 1
+    mask[0, :2] = 0
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    found = [
+        model(
+            idx[:, part], attention_mask=mask, position_ids=positions[:, part],
+            past_key_values=cache, use_cache=True,
+        ).logits
+        for part in (slice(0, 5), slice(5, 8))
+    ]  # fmt: skip
+    expected = model(idx, attention_mask=mask[:, :8], position_ids=positions[:, :8]).logits
+    found = torch.cat(found, 1)
+    torch.testing.assert_close(found[0, 2:], expected[0, 2:])
+    torch.testing.assert_close(found[1], expected[1])
+    if variant in LOOK_BACK:
+        with pytest.raises(ValueError, match=r"^`attention_mask` must have a column for each tok"):
+            model(idx, attention_mask=mask[:, :7])
+
+
 @torch.no_grad()
 @some
 def test_a_cache_goes_on_for_several_sequences_after_a_crop(variant):
@@ -83,6 +122,9 @@ def test_a_cache_goes_on_for_several_sequences_after_a_crop(variant):
     cache = DynamicCache(config=model.config)
     model(idx[:, :2], past_key_values=cache, use_cache=True)
     cache.activate_past_recording()
+    if variant in LOOK_BACK:
+        with pytest.raises(ValueError, match=r"^`tokens` must be at most 0, got 1$"):
+            cache.layers[-1].crop(-1)  # nothing has been recorded yet
     model(idx[:, 2:7], past_key_values=cache, use_cache=True)
     cache.crop(-3)
     cache.batch_repeat_interleave(3)
@@ -141,6 +183,13 @@ def test_what_a_history_needs_is_asked_for():
             model(idx, attention_mask=whole)
         with pytest.raises(ValueError, match=r"^`output_hidden_states` must be false with a cach"):
             model(idx, use_cache=True, past_key_values=DynamicCache(), output_hidden_states=True)
+    cache = DynamicCache(config=model.config)
+    cache.offloading = True
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match=r"^`past_key_values` must not be off"),
+    ):
+        model(idx, past_key_values=cache, use_cache=True)
     layer = HistoryLayer()
     for act in (lambda: layer.update(idx, idx), lambda: layer.get_mask_sizes(1)):
         with pytest.raises(TypeError, match=r"^a HistoryLayer has no keys"):

@@ -38,6 +38,10 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
         r"`start` must be \"additive\" with train=\"stream\", got None",
     ),
     "erase": ({"erase": "separate"}, r"`erase` must be \"tied\" or \"none\" with start=\"additive"),
+    "a read that is no mean": (
+        {"value_channels": 2, "compress": "channel", "read_init": 1.0},
+        r"`read_init` must be left out with start=\"additive\", got 1.0",
+    ),
     "channels": ({"value_channels": 0}, "`value_channels` must be an integer of at least 1"),
     "heads": ({"heads": 5}, "`heads` must divide"),
 }
@@ -91,15 +95,47 @@ def test_options_that_the_model_sets_or_nobody_has():
 
 
 def test_models_that_are_no_decoders():
-    model: Any = nn.Linear(2, 2)
-    with pytest.raises(TypeError, match=r"^`model` must be a decoder of transformers, got a Linea"):
+    model: Any
+    for model in (nn.Linear(2, 2), plain().model, torch.compile(plain())):
+        with pytest.raises(TypeError, match=r"^`model` must be a causal language model of transfo"):
+            hf.convert(model)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(plain().config)
+    with pytest.raises(TypeError, match=r"^`model` must have its parameters in memory, got som"):
         hf.convert(model)
     with pytest.raises(ValueError, match=r"^`model` must be as transformers made it, got one alre"):
         hf.convert(hf.convert(plain()))
-    model = plain()
-    model.model.norm.forward = lambda x: x
-    with pytest.raises(TypeError, match=r"^`LlamaRMSNorm` must have its class's forward, got ano"):
-        hf.convert(model)
+    for name in ("norm", "layers.1.post_attention_layernorm"):
+        model = plain()
+        norm = model.model.get_submodule(name)
+        norm.forward = norm.forward.__func__.__get__(norm)  # the class's own may stand there
+        before = str(model)
+        norm.forward = lambda x: x
+        with pytest.raises(TypeError, match=r"^`LlamaRMSNorm` must have its class's forward, got"):
+            hf.convert(model)
+        assert str(model) == before
+
+
+def test_a_decoder_that_keeps_its_cache_by_another_name():
+    """Its past of the stream would not be found."""
+    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64, "vocab_size": 61}
+    make = transformers.AutoModelForCausalLM.from_config
+    model = make(transformers.GPTBigCodeConfig(**sizes)).eval()
+    with pytest.raises(ValueError, match=r"^`model` must give its layers `past_key_values` if rea"):
+        hf.convert(model, compress="token")
+    expected = model(tokens()).logits
+    torch.testing.assert_close(hf.convert(model)(tokens()).logits, expected)
+
+
+def test_under_other_contexts_it_is_made_the_same():
+    base = plain()
+    with torch.inference_mode():
+        model = hf.convert(base, value_channels=2)
+    model(tokens(), labels=tokens()).loss.backward()
+    base = plain()
+    with torch.device("meta"):
+        model = hf.convert(base, value_channels=2)
+    assert not any(parameter.is_meta for parameter in model.parameters())
 
 
 def test_a_stream_knows_nothing_else():
@@ -112,5 +148,9 @@ def test_a_stream_knows_nothing_else():
     for act in (lambda: 2 * stream, lambda: torch.relu(stream), lambda: torch.ones(3) - stream):
         with pytest.raises(TypeError):
             act()
+    for act in (lambda: stream.to(torch.float64), lambda: stream.to("cpu", torch.float64)):
+        with pytest.raises(TypeError, match=r"^uses its input otherwise \(`to` with"):
+            act()
+    assert stream.to("cpu", non_blocking=True) is stream
     with pytest.raises(TypeError, match=r"^a Stream must be read by a norm before something is ad"):
         stream + torch.zeros(2, 9, 32)

@@ -141,12 +141,13 @@ def test_autocast_is_near(variant):
     torch.testing.assert_close(found.float(), model(idx).logits, rtol=0.05, atol=0.05)
 
 
-def test_lora_beside_a_stream(tmp_path):
+@pytest.mark.parametrize("variant", ["channel", "token and conv", "adapter"])
+def test_lora_beside_a_stream(variant, tmp_path):
     """LoRA trains with the stream's modules, is saved with them and merged."""
-    model, idx = converted("channel"), tokens()
+    model, idx = converted(variant), tokens()
     config = LoraConfig(
         target_modules=["q_proj", "v_proj"],
-        modules_to_save=["res_1", "res_2", "read_1", "readout"],
+        modules_to_save=model.stream_modules,
         init_lora_weights=False,
         task_type="CAUSAL_LM",
     )
@@ -159,15 +160,29 @@ def test_lora_beside_a_stream(tmp_path):
     trained = [name for name, p in adapted.named_parameters() if p.requires_grad]
     with_gradients = [name for name, p in adapted.named_parameters() if p.grad is not None]
     assert trained == with_gradients
-    assert {"lora_A", "res_1", "res_2", "read_1", "readout"} <= {
-        part for name in trained for part in name.split(".")
-    }
+    parts = {part for name in trained for part in name.split(".")}
+    assert {"lora_A", *model.stream_modules} <= parts
+    assert ("scale_1" in parts) == (variant == "adapter")
     adapted.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(model, tmp_path)
     torch.testing.assert_close(loaded(idx).logits, adapted(idx).logits)
-    assert not torch.allclose(adapted(idx).logits, converted("channel")(idx).logits)
+    assert not torch.allclose(adapted(idx).logits, converted(variant)(idx).logits)
     merged = loaded.merge_and_unload()
     torch.testing.assert_close(merged(idx).logits, adapted(idx).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_reads_that_share_a_compression_are_not_copied():
+    """PEFT would train a copy for one of them; with compressions of their own it may."""
+    options: dict[str, Any] = {"value_channels": 4, "start": None}
+    config = LoraConfig(
+        target_modules=["q_proj"], modules_to_save=["read_1"], task_type="CAUSAL_LM"
+    )
+    adapted = get_peft_model(hf.convert(plain(), **options), config)
+    with pytest.raises(TypeError, match=r"^`read_1` must not be among modules_to_save, because"):
+        adapted(tokens())
+    model = hf.convert(plain(), **options, sublayers_per_compressor=1)
+    assert {"read_1", "read_2"} <= set(model.stream_modules)
+    assert get_peft_model(model, config)(tokens()).logits.shape == (2, 9, VOCABULARY)
 
 
 @pytest.mark.parametrize("recomputed", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
 from ddl.errors import InputError
@@ -19,9 +20,11 @@ ARCHITECTURE = "DDLDecoderForCausalLM"
 class DDLDecoderConfig(PreTrainedConfig):
     """The configuration of a converted decoder, as it is saved.
 
-    base: of the model as transformers has it, with `model_type`. made_from: the name of its class
-    in transformers. structure: where its layers and norms are. stream: the options of the
-    conversion. A converted model in memory has the configuration of its base.
+    base: of the model as transformers has it; its fields can be read and set here, too. base_type:
+    its `model_type`, which is not inside, because transformers would take `base` for a whole
+    configuration. made_from: the name of its class in transformers. structure: where its layers and
+    norms are. stream: the options of the conversion. A converted model in memory has the
+    configuration of its base.
     """
 
     model_type = DECODER_MODEL_TYPE
@@ -29,27 +32,45 @@ class DDLDecoderConfig(PreTrainedConfig):
     def __init__(
         self,
         base: dict[str, Any] | None = None,
+        base_type: str | None = None,
         made_from: str | None = None,
         structure: dict[str, Any] | None = None,
         stream: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.base, self.made_from = base or {}, made_from
-        self.structure, self.stream = structure or {}, stream or {}
+        kwargs.pop("num_hidden_layers", None)
         super().__init__(**kwargs)
+        self.base_type, self.made_from = base_type, made_from
+        self.structure, self.stream = structure or {}, stream or {}
+        self.base = dict(base or {})  # last: from now on its fields are set with ours
+
+    def __getattr__(self, name: str) -> Any:
+        base = self.__dict__.get("base", {})
+        if name in base:
+            return base[name]
+        raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self.__dict__.get("base", {}):
+            self.base[name] = value
 
     @classmethod
     def of(cls, model: Any) -> DDLDecoderConfig:
         """That of a converted model."""
-        kind = type(model).made_of[1]
-        options = {name: model.options[name] for name in sorted(model.options)}
-        return cls(model.config.to_dict(), kind.__name__, model.structure._asdict(), options)
+        base = model.config.to_dict()
+        return cls(
+            {name: value for name, value in base.items() if name != "model_type"},
+            base["model_type"],
+            type(model).made_of[1].__name__,
+            model.structure._asdict(),
+            {name: model.options[name] for name in sorted(model.options)},
+        )
 
     @property
     def of_base(self) -> PreTrainedConfig:
         """The configuration of the model as transformers has it."""
-        fields = {name: value for name, value in self.base.items() if name != "model_type"}
-        made: PreTrainedConfig = AutoConfig.for_model(self.base["model_type"], **fields)
+        made: PreTrainedConfig = AutoConfig.for_model(str(self.base_type), **self.base)
         if self.dtype is not None:
             made.dtype = self.dtype
         attention = getattr(self, "_attn_implementation_internal", None)
@@ -63,10 +84,8 @@ class DDLDecoderConfig(PreTrainedConfig):
 
         Raises InputError if the installed transformers has none of this name.
         """
-        import transformers
-
         found = getattr(transformers, str(self.made_from), None)
-        if found is None or "model_type" not in self.base:
+        if found is None:
             must = "name a class of the installed transformers"
             raise InputError("made_from", must, repr(self.made_from))
         return found
@@ -78,4 +97,6 @@ class DDLDecoderConfig(PreTrainedConfig):
         return Structure(**{**found, "norms": tuple(found["norms"])})
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "architectures": [ARCHITECTURE]}
+        """As JSON. With its number of layers no other class makes a model from its defaults."""
+        named = {"architectures": [ARCHITECTURE], "num_hidden_layers": "those in `base`"}
+        return {**super().to_dict(), **named}

@@ -22,9 +22,9 @@ from ddl.options import (
     refuse,
 )
 
-from .converted import WIDE, ConvertedDecoder
-from .entry import Entry, looks_back
-from .stream import FinalNorm, Place, Scale, StreamNorm, reading_norm
+from .converted import FLOAT32_PATTERNS, ConvertedDecoder
+from .entry import Entry, check_arguments, looks_back
+from .stream import FinalNorm, Place, Scale, StreamNorm, check_norm, reading_norm
 from .structure import Structure, structure_of
 
 __all__ = ["ANNEAL_STEPS", "convert", "convert_with", "decoder_class"]
@@ -89,52 +89,58 @@ def convert(
             DeltaStream refuses an option; `start`, `anneal_steps` or `train` does not fit.
     """
     options |= {"value_channels": value_channels, "compress": compress, "expand": expand}
-    options |= _checked_start(start, anneal_steps, train, options.get("erase"))
+    options |= _checked_start(start, anneal_steps, train, **options)
     check_options_of(options, KNOWN, OF_THE_MODEL, "ddl.hf.convert")
     if isinstance(model, ConvertedDecoder):
         raise ValueError("`model` must be as transformers made it, got one already converted")
     structure = structure_of(model)
-    convert_with(model, structure, options)
-    made: Any = decoder_class
-    model.__class__ = made(type(model), structure, tuple(sorted(options.items())))
+    with torch.inference_mode(False):  # its parameters could not be trained
+        convert_with(model, structure, options)
+    kind: Any = type(model)
+    model.__class__ = decoder_class(kind, structure, tuple(sorted(options.items())))
     return model
 
 
 def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> None:
     """Add the modules of the options to a model of this structure, and let its norms read streams.
 
-    The model's class stays as it is.
+    The model's class stays as it is. Raises before anything is changed.
     """
     decoder = model.get_submodule(structure.decoder)
     layers = getattr(decoder, structure.layers)
     final = getattr(decoder, structure.final)
     like = model.get_input_embeddings().weight
-    own = ("start", "anneal_steps", "train")
+    for norm in (final, *(getattr(layer, name) for layer in layers for name in structure.norms)):
+        check_norm(norm)
     dtype = torch.promote_types(like.dtype, torch.float32)
     stream = _stream_for(
         model.config.get_text_config(decoder=True).hidden_size,
         len(layers),
         {"dtype": dtype, "device": "meta" if like.is_meta else "cpu"},
-        {name: value for name, value in options.items() if name not in own},
+        {name: value for name, value in options.items() if name not in OWN[1:]},
     )
+    known = with_defaults(options, stream, OF_THE_MODEL)
+    if looks_back(known):
+        check_arguments(layers)
     adapter = options["train"] == "stream"
     if adapter:
         model.requires_grad_(False)
     for number, layer in enumerate(layers):
         _add_parts(layer, number, stream, structure.norms)
         if adapter:
-            here = next(layer.parameters()).device
-            layer.scale_1 = Scale(device=here, dtype=dtype)
-            layer.scale_2 = Scale(device=here, dtype=dtype)
-    layers[0].expand = stream.expand.to(next(layers[0].parameters()).device)
+            layer.scale_1, layer.scale_2 = (
+                _beside(Scale(device=like.device, dtype=dtype), layer) for _ in range(2)
+            )
+    layers[0].expand = _beside(stream.expand, layers[0])
     if options["anneal_steps"] is not None:
-        layers[0].anneal = Annealing(options["anneal_steps"], device=like.device)
-    final.readout = stream.readout.to(next(final.parameters(), like).device)
+        annealing = Annealing(options["anneal_steps"], device=like.device)
+        layers[0].anneal = annealing.train(layers[0].training)
+    final.readout = _beside(stream.readout, final)
     reading_norm(final, FinalNorm)
-    model.delta_args = with_defaults(options, stream, OF_THE_MODEL)
+    model.delta_args = known
     Entry(
         *(decoder, layers, final),
-        looks_back=looks_back(model.delta_args),
+        looks_back=looks_back(known),
         anchor_every=stream.anchor_every,
         stream_dtype=stream.stream_dtype,
     )
@@ -148,7 +154,10 @@ def decoder_class(kind: Any, structure: Structure, options: tuple[tuple[str, Any
         "__module__": kind.__module__,
         "structure": structure,
         "options": dict(options),
-        "_keep_in_fp32_modules_strict": [*(kind._keep_in_fp32_modules_strict or ()), *WIDE],
+        "_keep_in_fp32_modules_strict": [
+            *(kind._keep_in_fp32_modules_strict or ()),
+            *FLOAT32_PATTERNS,
+        ],
         "made_of": (decoder_class, kind, structure, options),
     }
     return type(kind.__name__, (_ConvertedWhenMade, kind), contents)
@@ -162,10 +171,21 @@ class _ConvertedWhenMade(ConvertedDecoder):
         convert_with(self, self.structure, self.options)
 
 
-def _checked_start(start: Any, anneal_steps: Any, train: Any, erase: Any) -> dict[str, Any]:
+def _checked_start(
+    start: Any,
+    anneal_steps: Any,
+    train: Any,
+    *,
+    value_channels: Any,
+    erase: Any = None,
+    read_init: Any = None,
+    **_: Any,
+) -> dict[str, Any]:
     """Return the options of how a model starts, anneal_steps filled in; raise if they don't fit."""
     check_choice("train", train, ("all", "stream"))
     check_choice("start", start, ("additive",), optional=True)
+    if start is not None and read_init is not None and read_init * value_channels != 1:
+        refuse("read_init", 'left out with start="additive"', read_init, ("start",))
     if train == "stream":
         if start is None:
             refuse("start", '"additive" with train="stream"', start, ("train",))
@@ -195,8 +215,15 @@ def _add_parts(layer: Any, number: int, stream: DeltaStream, norms: tuple[str, s
     """Give a layer its reads and residuals, and let its norms read streams."""
     for at, norm_name in enumerate(norms):
         norm = getattr(layer, norm_name)
-        here = next(layer.parameters()).device
-        setattr(layer, f"read_{at + 1}", stream.reads[2 * number + at].to(here))
-        setattr(layer, f"res_{at + 1}", stream.residuals[2 * number + at].to(here))
+        setattr(layer, f"read_{at + 1}", _beside(stream.reads[2 * number + at], layer))
+        setattr(layer, f"res_{at + 1}", _beside(stream.residuals[2 * number + at], layer))
         reading_norm(norm, StreamNorm)
         norm.place = Place(layer, at + 1, number)
+
+
+def _beside(part: nn.Module, module: nn.Module) -> nn.Module:
+    """A part of the stream on the device and in the mode of a module; on meta it stays there."""
+    like, own = next(module.parameters(), None), next(part.parameters(), None)
+    if like is not None and own is not None and not own.is_meta:
+        part.to(like.device)
+    return part.train(module.training)

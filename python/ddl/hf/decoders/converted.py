@@ -18,10 +18,10 @@ from .history import history_in
 from .stream import Scale
 from .structure import Structure
 
-__all__ = ["WIDE", "ConvertedDecoder"]
+__all__ = ["FLOAT32_PATTERNS", "ConvertedDecoder"]
 
-# Patterns of the parameters that stay float32 in a model of a half-precision dtype.
-WIDE = [r"\.(read|res|scale)_[12]\.", r"\.expand\.weight$", r"\.readout\.compress_"]
+# Of the parameters that stay float32 in a model of a half-precision dtype.
+FLOAT32_PATTERNS = [r"\.(read|res|scale)_[12]\.", r"\.expand\.weight$", r"\.readout\.compress_"]
 
 
 class ConvertedDecoder(WithOptions):
@@ -37,6 +37,22 @@ class ConvertedDecoder(WithOptions):
     def is_adapter(self) -> bool:
         """Whether only the stream is trained and saved."""
         return bool(self.options["train"] == "stream")
+
+    @property
+    def stream_modules(self) -> list[str]:
+        """The names of what the conversion added, for `modules_to_save` of PEFT's LoraConfig.
+
+        Reads that share a compression are left out: a copy of one would be trained for it alone.
+        """
+        shared = self.delta_args["sublayers_per_compressor"] > 1
+        names = ["res_1", "res_2", *(() if shared else ("read_1", "read_2"))]
+        names += ["scale_1", "scale_2", "expand", "readout"]
+        found = {
+            name.rpartition(".")[2]
+            for name, module in self.named_modules()
+            if next(module.parameters(), None) is not None
+        }
+        return [name for name in names if name in found]
 
     def reset_parameters(self) -> None:
         """Initialise what the conversion added, as after `to_empty`."""
@@ -73,10 +89,17 @@ class ConvertedDecoder(WithOptions):
                 past.activate_past_recording()
         return done
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        *args: Any,
+        inputs_embeds: Tensor | None = None,  # by name, or transformers would not pass it on
+        **kwargs: Any,
+    ) -> Any:
         """Note the padding, before a mask of another shape is made for a static cache."""
         base: Any = super()
-        inputs = base.prepare_inputs_for_generation(*args, **kwargs)
+        kwargs["inputs_embeds"] = inputs_embeds
+        inputs = base.prepare_inputs_for_generation(input_ids, *args, **kwargs)
         if looks_back(self.delta_args):
             mask = {"attention_mask": kwargs.get("attention_mask")}
             inputs[TOKENS] = tokens_of({**inputs, "position_ids": None, **mask})
@@ -103,7 +126,8 @@ class ConvertedDecoder(WithOptions):
         base: Any = super()
         if self.is_adapter:
             own: Any = kwargs.get("state_dict") or self.state_dict()
-            kwargs["state_dict"] = {name: own[name] for name in own if name in self.of_stream()}
+            names = self.of_stream()
+            kwargs["state_dict"] = {name: own[name] for name in own if name in names}
         with self._configured():
             base.save_pretrained(save_directory, *args, **kwargs)
 

@@ -25,7 +25,7 @@ from .history import history_in
 from .stream import Pass, Stream
 from .structure import exchanged
 
-__all__ = ["TOKENS", "Entry", "looks_back", "tokens_of"]
+__all__ = ["TOKENS", "Entry", "check_arguments", "looks_back", "tokens_of"]
 
 TOKENS = "delta_tokens"  # a keyword argument that passes from the decoder's entry to its layers'
 
@@ -47,8 +47,8 @@ def looks_back(options: Mapping[str, Any]) -> bool:
 class Entry:
     """The hooks of a converted decoder.
 
-    of_decoder: notes which tokens are padding, and which start documents. of_layer: lets the first
-    layer open a stream. returned: reads the streams among what the decoder returns.
+    decoder_hook: notes which tokens are padding, and which start documents. layer_hook: lets the
+    first layer open a stream. returned: reads the streams among what the decoder returns.
 
     first: the first layer, with `expand` and, while it is annealed, `anneal`. final: the final
     norm, with `readout`. layers: their number. looks_back: whether the past is needed.
@@ -68,29 +68,29 @@ class Entry:
         self.first, self.final, self.layers = layers[0], final, len(layers)
         self.looks_back = looks_back
         self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
-        self.of_decoders = _positional(decoder)
-        self.of_layers = _positional(layers[0])
-        decoder.register_forward_pre_hook(self.of_decoder, with_kwargs=True)
+        self.decoder_arguments = _positional(decoder)
+        self.layer_arguments = _positional(layers[0])
+        decoder.register_forward_pre_hook(self.decoder_hook, with_kwargs=True)
         decoder.register_forward_hook(self.returned)
         for layer in layers:
-            layer.register_forward_pre_hook(self.of_layer, with_kwargs=True)
+            layer.register_forward_pre_hook(self.layer_hook, with_kwargs=True)
 
-    def of_decoder(self, decoder: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Hand on to the layers what the decoder is told of its tokens."""
+    def decoder_hook(self, decoder: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Hand on to the layers which tokens are padding, and which start documents."""
         if not self.looks_back or TOKENS in kwargs:
             return args, kwargs
-        given = {**dict(zip(self.of_decoders, args, strict=False)), **kwargs}
+        given = {**dict(zip(self.decoder_arguments, args, strict=False)), **kwargs}
         return args, {**kwargs, TOKENS: tokens_of(given)}
 
-    def of_layer(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
+    def layer_hook(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
         """Open the hidden states that the first layer gets."""
         kwargs = dict(kwargs)
-        tokens = kwargs.pop(TOKENS, Tokens(None, None))
+        tokens = kwargs.pop(TOKENS) if self.looks_back else Tokens(None, None)
         if layer is not self.first:
             return args, kwargs
         past = kwargs.get("past_key_values")
-        if past is None and "past_key_values" in self.of_layers[: len(args)]:
-            past = args[self.of_layers.index("past_key_values")]
+        if past is None and "past_key_values" in self.layer_arguments[: len(args)]:
+            past = args[self.layer_arguments.index("past_key_values")]
         return exchanged(args, kwargs, lambda x: self._opened(x, tokens, past))
 
     def returned(self, decoder: nn.Module, args: Any, output: Any) -> Any:
@@ -106,6 +106,7 @@ class Entry:
         """The stream of embeddings x (B, T, d)."""
         if isinstance(x, Stream):
             return x
+        _refuse_reentrant(self.first)
         history = self._history(past)
         if tokens.keep is not None:
             x = x * tokens.keep.unsqueeze(-1)
@@ -125,12 +126,6 @@ class Entry:
         """The beginning of a chain; None to store every state, which an addition to one needs."""
         first: Any = self.first
         adds = share is not None or hasattr(first, "scale_1")
-        recomputes = getattr(first, "gradient_checkpointing", False) and first.training
-        if recomputes and _is_reentrant(first._gradient_checkpointing_func):
-            raise ValueError(
-                "`gradient_checkpointing_kwargs` must have use_reentrant=False, got True: such a "
-                "checkpoint finds no gradients in a Stream"
-            )
         if self.anchor_every == 1 or adds or not torch.is_grad_enabled():
             return None
         return Chain(self.anchor_every)
@@ -164,7 +159,7 @@ class Entry:
 
 
 def tokens_of(given: dict[str, Any]) -> Tokens:
-    """What the arguments of a decoder say of its tokens.
+    """Padding and documents, by the arguments of a decoder.
 
     Raises ValueError for a mask of another kind than (B, tokens so far).
     """
@@ -178,17 +173,47 @@ def tokens_of(given: dict[str, Any]) -> Tokens:
             f"several tokens leave it out, got {got}"
         )
     if mask is not None:
-        return Tokens(mask[:, -x.shape[1] :].bool(), None)
+        return Tokens(_of_these(mask, x.shape[1], past), None)
     if past is not None:  # documents are packed in training only
         return Tokens(None, None)
     packed = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
-    said = {name: given.get(name) for name in packed}
-    return Tokens(None, starts_of(x, None, False, document_starts=None, **said))
+    numbers = {name: given.get(name) for name in packed}
+    return Tokens(None, starts_of(x, None, False, document_starts=None, **numbers))
 
 
-def _is_reentrant(checkpoint: Any) -> bool:
-    """Whether a layer's checkpointing function passes gradients through tensors alone."""
-    return bool(getattr(checkpoint, "keywords", {}).get("use_reentrant"))
+def _of_these(mask: Tensor, count: int, past: Any) -> Tensor:
+    """The columns of a mask (B, …) for `count` tokens after those in a cache.
+
+    Raises ValueError if it has none for some of them.
+    """
+    before = 0
+    if mask.shape[1] > count:  # else there is no need to ask the cache
+        before = 0 if past is None else int(past.get_seq_length())
+    if mask.shape[1] < before + count:
+        got = f"{mask.shape[1]} for {count} after {before}"
+        raise ValueError(f"`attention_mask` must have a column for each token so far, got {got}")
+    return mask[:, before : before + count].bool()
+
+
+def _refuse_reentrant(layer: Any) -> None:
+    """Raise ValueError if the backward runs layers again by way of their tensors alone."""
+    recomputes = getattr(layer, "gradient_checkpointing", False) and layer.training
+    checkpoint = getattr(layer, "_gradient_checkpointing_func", None)
+    if recomputes and getattr(checkpoint, "keywords", {}).get("use_reentrant"):
+        raise ValueError(
+            "`gradient_checkpointing_kwargs` must have use_reentrant=False, got True: such a "
+            "checkpoint finds no gradients in a Stream"
+        )
+
+
+def check_arguments(layers: nn.ModuleList) -> None:
+    """Raise ValueError unless the layers get the cache by the name that is looked for here."""
+    if "past_key_values" not in _positional(layers[0]):
+        got = f"a {type(layers[0]).__name__} without"
+        raise ValueError(
+            "`model` must give its layers `past_key_values` if reads take several tokens, because "
+            f"their past is kept in it, got {got}"
+        )
 
 
 def _positional(module: nn.Module) -> tuple[str, ...]:

@@ -27,9 +27,10 @@ class HistoryLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_sliding: bool = False) -> None:
+        """is_sliding: whether all layers before it are: masks are made for the first other one."""
         super().__init__()
-        self.history = History()
+        self.history, self.is_sliding = History(), is_sliding
 
     @property
     def record_past(self) -> bool:
@@ -113,6 +114,11 @@ def history_in(cache: Any, layers: int) -> History:
         )
     while len(cache.layers) < layers:  # as the cache itself does when a layer is first used
         cache.layers.append(cache.layer_class_to_replicate())
-    made = HistoryLayer()
+    if cache.offloading:
+        raise ValueError(
+            "`past_key_values` must not be offloaded if reads take several tokens, got a cache "
+            "that brings its layers back one by one"
+        )
+    made = HistoryLayer(is_sliding=all(cache.is_sliding))
     cache.layers.append(made)
     return made.history

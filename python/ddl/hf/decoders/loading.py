@@ -21,7 +21,6 @@ from .conversion import convert, decoder_class
 __all__ = ["DDLDecoderForCausalLM", "load_adapter"]
 
 Model = TypeVar("Model", bound=PreTrainedModel)
-WEIGHTS = "model.safetensors"
 
 
 class DDLDecoderForCausalLM(PreTrainedModel):
@@ -43,7 +42,10 @@ class DDLDecoderForCausalLM(PreTrainedModel):
         if config.stream["train"] == "stream":
             must = "hold a whole model, or be given to `ddl.hf.load_adapter(model, path)`"
             raise InputError("path", must, f"{path} with an adapter of {config.made_from}")
-        return _class_of(config).from_pretrained(path, *args, config=config.of_base, **kwargs)
+        base = config.of_base
+        for name in (kwargs.keys() & config.base.keys()) - {"dtype"}:  # which is transformers' own
+            setattr(base, name, kwargs.pop(name))
+        return _class_of(config).from_pretrained(path, *args, config=base, **kwargs)
 
     @classmethod
     def _from_config(cls, config: DDLDecoderConfig, **kwargs: Any) -> Any:
@@ -51,8 +53,7 @@ class DDLDecoderForCausalLM(PreTrainedModel):
 
 
 def _class_of(config: DDLDecoderConfig) -> Any:
-    made: Any = decoder_class
-    return made(config.kind, config.parts, tuple(sorted(config.stream.items())))
+    return decoder_class(config.kind, config.parts, tuple(sorted(config.stream.items())))
 
 
 def load_adapter(model: Model, path: str | Path) -> Model:
@@ -68,12 +69,15 @@ def load_adapter(model: Model, path: str | Path) -> Model:
         raise InputError("path", "hold an adapter of a converted decoder", path)
     if type(model).__name__ != config.made_from:
         raise InputError("model", f"be a {config.made_from}", f"a {type(model).__name__}")
-    found = safetensors.torch.load_file(path / WEIGHTS)
+    found: dict[str, Any] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        found |= safetensors.torch.load_file(file)
     with torch.device("meta"):
         like = _class_of(config)(copy.deepcopy(model.config))
-    for name in sorted(like.of_stream() | found.keys()):
-        known = like.of_stream() & found.keys()
-        if name not in known or like.state_dict()[name].shape != found[name].shape:
+    names, expected = like.of_stream(), like.state_dict()
+    for name in sorted(names | found.keys()):
+        known = name in names and name in found
+        if not known or expected[name].shape != found[name].shape:
             must = f"hold the parameters of an adapter for this {config.made_from}"
             raise InputError("path", must, f"{path} with another {name}")
     convert(model, **config.stream)

@@ -16,6 +16,7 @@ from torch.utils._pytree import register_pytree_node
 from ddl import functional
 from ddl.nanogpt.annealing import blend
 from ddl.nanogpt.mixin import Rebuilt
+from ddl.nn.adapters import active, forward_of
 from ddl.nn.checks import check_returned, require_exact_type
 from ddl.nn.convolution import Slot
 from ddl.nn.history import History
@@ -25,13 +26,22 @@ from ddl.nn.reading import read_from, rewritten_and_read
 from ddl.nn.residual import DeltaResidual
 from ddl.results import Chain, Write
 
-__all__ = ["FinalNorm", "Pass", "Scale", "Stream", "StreamNorm", "reading_norm"]
+from .structure import ADD, device_of
 
-ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
+__all__ = [
+    "FinalNorm",
+    "Pass",
+    "Place",
+    "Scale",
+    "Stream",
+    "StreamNorm",
+    "check_norm",
+    "reading_norm",
+]
 
 
 class Pass(NamedTuple):
-    """What all layers share in one forward pass.
+    """The part of a forward pass that all layers share.
 
     history: of the tokens before, in generation with reads of several tokens; else None. keep,
     document_starts: (B, T) bool, as in DeltaStream. share: a, a tensor (), while the model is
@@ -61,7 +71,14 @@ class Place(NamedTuple):
     @property
     def read(self) -> Read:
         name = f"read_{self.which}"
-        return require_exact_type(name, getattr(self.layer, name), Read)
+        module = getattr(self.layer, name)
+        shared = any(getattr(self.layer, f"read_{i}")._shared for i in (1, 2))
+        if active(module) is not module and shared:
+            raise TypeError(
+                f"`{name}` must not be among modules_to_save, because other reads share its "
+                "compression: convert with sublayers_per_compressor=1"
+            )
+        return require_exact_type(name, module, Read)
 
     @property
     def residual(self) -> DeltaResidual:
@@ -129,11 +146,11 @@ class Stream:
 
     def to(self, *args: Any, **kwargs: Any) -> Stream:
         """The stream on another device, for a model whose layers are on several."""
-        if torch.device(args[0]) == self.state.device:
+        device = device_of(args, kwargs)
+        if device == self.state.device:
             return self
-        moved = [None if x is None else x.to(*args, **kwargs) for x in self.within[1:4]]
-        within = Pass(self.within.history, *moved)
-        return Stream(self.tensor().to(*args, **kwargs), within)
+        moved = [None if x is None else x.to(device) for x in self.within[1:]]
+        return Stream(self.tensor().to(device), Pass(self.within.history, *moved))
 
     def tensor(self) -> Tensor:
         """X, after the rewrite that was kept."""
@@ -164,6 +181,9 @@ class Stream:
         (place, x, h), self.last_read = self.last_read, None
         check_returned(f"sublayer {place.which} of layer {place.number}", written, h)
         residual, within, state = place.residual, self.within, self.tensor()
+        added = written if within.keep is None else written * within.keep.unsqueeze(-1)
+        if place.scale is not None:
+            state = state + added.unsqueeze(-1)
         value, gate = residual.value_and_gate(h, x)
         write = residual.write(
             *(state, written, h, value, gate),
@@ -171,11 +191,10 @@ class Stream:
             document_starts=within.document_starts,
             slot=within.slot(f"{place.number}.res_{place.which}"),
         )
-        added = written if within.keep is None else written * within.keep.unsqueeze(-1)
         if within.share is not None:
             state, write = blend(within.share, state, added, write)
         if place.scale is not None:
-            state, write = state + added.unsqueeze(-1), write.scaled(place.scale)
+            write = write.scaled(place.scale)
         write = residual.hooked(
             state, write, keep=within.keep, continues=within.history is not None
         )
@@ -251,19 +270,21 @@ def _made(mixin: Any, kind: Any) -> Any:
     return type(kind.__name__, (mixin, kind), contents)
 
 
-def reading_norm(norm: nn.Module, mixin: type) -> None:
-    """Let a norm read streams, in place, below accelerate's hook, if it has one.
+def check_norm(norm: nn.Module) -> None:
+    """Raise TypeError if a norm's forward was replaced: streams would not reach ours."""
+    own = forward_of(norm)
+    if own is not type(norm).forward:
+        kind = type(norm).__name__
+        raise TypeError(f"`{kind}` must have its class's forward, got another one")
 
-    Raises TypeError if its forward was replaced otherwise: streams would not reach ours.
-    """
+
+def reading_norm(norm: nn.Module, mixin: type) -> None:
+    """Let a norm read streams, in place, below accelerate's hook, if it has one."""
     kind: Any = type(norm)
     hook = norm.__dict__.get("_hf_hook")
     if hook is not None:
         remove_hook_from_module(norm)  # which leaves the class's own forward in the module
-    own = norm.__dict__.pop("forward", None)
-    if own is not None and getattr(own, "__func__", None) is not kind.forward:
-        norm.forward = own
-        raise TypeError(f"`{kind.__name__}` must have its class's forward, got another one")
+    norm.__dict__.pop("forward", None)
     norm.__class__ = _made(mixin, kind)
     if hook is not None:
         add_hook_to_module(norm, hook)

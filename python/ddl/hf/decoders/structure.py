@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ddl.recording.sublayers import evaluating
 
-__all__ = ["Structure", "exchanged", "structure_of"]
+__all__ = ["ADD", "Structure", "device_of", "exchanged", "structure_of"]
+
+ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
 
 TOKENS = 8  # of the input on which a model is watched
-ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
 PRE_NORM = (
     "x + F(norm(x)) twice, attention and MLP; post-norms, parallel sublayers and multipliers of "
     "the residual are not supported"
@@ -50,7 +52,8 @@ def structure_of(model: Any) -> Structure:
     layers_name, layers = _layers_of(decoder, model)
     embedding = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(len(embedding), (1, TOKENS), generator=generator).to(embedding.device)
+    tokens = torch.randint(len(embedding), (1, TOKENS), generator=generator, device="cpu")
+    tokens = tokens.to(embedding.device)
     log = _Log(".".join(part for part in ("model", name, layers_name) if part))
     with torch.no_grad(), evaluating(model):
         with _returned_by(layers) as plain:
@@ -86,7 +89,7 @@ class Watched:
 
     def to(self, *args: Any, **kwargs: Any) -> Watched:
         """On another device, for a model whose layers are on several."""
-        return Watched(self.x.to(*args, **kwargs), self.log)
+        return Watched(self.x.to(device_of(args, kwargs)), self.log)
 
     def __getattr__(self, name: str) -> Any:
         raise TypeError(f"uses its input otherwise (`{name}`)")
@@ -119,10 +122,14 @@ class _Log:
 
 def _decoder_of(model: Any) -> tuple[str, nn.Module]:
     """The decoder within a model, and its name."""
-    decoder = model.get_decoder() if callable(getattr(model, "get_decoder", None)) else None
-    if isinstance(model, nn.Module) and isinstance(decoder, nn.Module):
-        return next(found for found in model.named_modules() if found[1] is decoder)
-    raise TypeError(f"`model` must be a decoder of transformers, got a {type(model).__name__}")
+    if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
+        got = f"a {type(model).__name__}"
+        raise TypeError(f"`model` must be a causal language model of transformers, got {got}")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        got = "some on meta, of a model that is offloaded or not loaded"
+        raise TypeError(f"`model` must have its parameters in memory, got {got}")
+    decoder: nn.Module = model.get_decoder()
+    return next(found for found in model.named_modules() if found[1] is decoder)
 
 
 def _layers_of(decoder: nn.Module, model: Any) -> tuple[str, nn.ModuleList]:
@@ -195,6 +202,16 @@ def _watching(decoder: nn.Module, layers: nn.ModuleList, log: _Log) -> Iterator[
     finally:
         for handle in handles:
             handle.remove()
+
+
+def device_of(args: Any, kwargs: Any) -> torch.device:
+    """The device among the arguments of `to`; TypeError if there are others that matter."""
+    given = {"device": args[0] if args else None, **kwargs}
+    if len(args) > 1 or given.keys() - {"device", "non_blocking"}:
+        raise TypeError("uses its input otherwise (`to` with more than a device)")
+    if not isinstance(given["device"], torch.device | str | int):
+        raise TypeError("uses its input otherwise (`to` without a device)")
+    return torch.device(given["device"])
 
 
 def exchanged(args: Any, kwargs: Any, make: Callable[[Any], Any]) -> tuple[Any, Any]:

@@ -11,8 +11,9 @@ from ddl.fields import check_counts, check_literals, expand_paths, require, requ
 from ddl.models.config import RESIDUALS
 from ddl.options import Residual, check_choice, check_least
 
-Part = Literal["ops", "blocks", "models", "norm"]
-PARTS: tuple[Part, ...] = get_args(Part)
+Part = Literal["ops", "blocks", "models", "norm", "coordinates"]
+COORDINATES = "coordinates"  # which is no time
+PARTS: tuple[Part, ...] = tuple(part for part in get_args(Part) if part != COORDINATES)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class BenchConfig:
     ops: each operator against plain PyTorch.
     blocks: attention and MLP with each residual, against the additive one.
     models: training steps and cached generation, against the additive residual.
-    norm: the fused norm, and a LayerNorm outside the operator, against the additive residual."""
+    norm: the fused norm, and a LayerNorm outside the operator, against the additive residual.
+    coordinates, alone and only if named: whether sizes depend on width and depth as derived, in
+    the parameterizations mup and completep and in the standard one, after ten steps of training."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -77,7 +80,9 @@ class BenchConfig:
         expand_paths(self)
         check_literals(self)
         for part in self.parts:
-            check_choice("parts", part, PARTS)
+            check_choice("parts", part, get_args(Part))
+        alone = COORDINATES not in self.parts or len(self.parts) == 1
+        require_given(alone, "parts", f"{COORDINATES} alone, or others")
         for residual in self.residuals:
             check_choice("residuals", residual, tuple(r for r in RESIDUALS if r != "additive"))
         require_given(len(self.residuals) > 0, "residuals", "at least one residual")

@@ -1,0 +1,218 @@
+"""mup and completep: rates, initial values and multipliers by width and depth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddl.hf import from_gpt, load, save
+from ddl.lab.bench import coordinates
+from ddl.models import GPT, GPTConfig
+from ddl.models.config import SCALED
+from ddl.optim import (
+    OptimConfig,
+    make_optimizer,
+    matrices_and_others,
+    parameter_groups,
+    set_learning_rate,
+)
+from ddl.paper import convert as import_published
+from ddl.paper import revert
+from tests.support.sampling import few
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 40, "block_size": 16, "num_layers": 2, "num_heads": 4, "hidden_size": 32
+}  # fmt: skip
+IDX = torch.randint(40, (2, 12), generator=torch.Generator().manual_seed(0))
+every = pytest.mark.parametrize("residual", SCALED)
+
+
+def wide(residual: str, **options: Any) -> GPTConfig:
+    """Four times as wide and twice as deep as its base."""
+    config = GPTConfig(residual=residual, **{**SMALL, "num_layers": 4, "num_heads": 16})
+    given = {"parameterization": "completep", "base_width": 32, "base_layers": 2, **options}
+    return replace(config, hidden_size=128, **given)
+
+
+def rates(model: nn.Module, lr: float = 1.0) -> dict[str, float]:
+    """The rate of every parameter, by name."""
+    optimizer = make_optimizer(model, OptimConfig(lr=lr))
+    found = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
+    return {name: found[id(p)] for name, p in model.named_parameters()}
+
+
+@every
+def test_a_model_of_its_base_size_is_the_standard_one(residual):
+    config = GPTConfig(residual=residual, **SMALL)
+    torch.manual_seed(0)
+    plain = GPT(config)
+    for name, base in (("mup", {}), ("completep", {"base_layers": 2})):
+        torch.manual_seed(0)
+        model = GPT(replace(config, parameterization=name, base_width=32, **base))
+        assert all(map(torch.equal, model.parameters(), plain.parameters()))
+        assert torch.equal(model(IDX).logits, plain(IDX).logits)
+        assert rates(model) == rates(plain)
+        assert {g["weight_decay"] for g in parameter_groups(model, 0.1)} == {0.1, 0.0}
+
+
+@every
+def test_rates_by_what_a_parameter_sums_over(residual):
+    config = wide(residual, **({} if residual == "additive" else {"gate": "mlp"}))
+    model = GPT(config)
+    found, r = rates(model), 4
+    normalised = config.normalize
+    for name, rate in found.items():
+        if name.endswith("value.bias"):
+            expected = math.sqrt(r) if normalised else 1
+        elif name.endswith("value.weight"):
+            expected = 1 / math.sqrt(r) if normalised else 1 / r
+        elif name.endswith(("gate.0.weight", "c_proj.weight")) or ".sublayers." in name:
+            inputs = model.get_parameter(name).shape[-1] if "weight" in name else 1
+            known = name.endswith("weight") and model.get_parameter(name).ndim == 2
+            expected = {344: 85 / 341, 341: 85 / 341}.get(inputs, 1 / r) if known else 1
+        else:
+            expected = 1  # embedding, norms, compressors, expansion, last layer of the gate, biases
+        assert rate == pytest.approx(expected), name
+
+
+def test_weight_decay_and_epsilon_go_with_the_rate():
+    optimizer = make_optimizer(GPT(wide("ddl-cc")), OptimConfig(lr=1e-3, eps=1e-8))
+    for group in optimizer.param_groups:
+        assert group["lr"] == pytest.approx(1e-3 * group["lr_scale"])
+        assert group["eps"] == pytest.approx(1e-8 / 8)
+        if group["weight_decay"]:
+            assert group["lr"] * group["weight_decay"] == pytest.approx(1e-4)
+    set_learning_rate(optimizer, 2e-3)
+    assert all(g["lr"] == pytest.approx(2e-3 * g["lr_scale"]) for g in optimizer.param_groups)
+    again = make_optimizer(GPT(wide("ddl-cc")), OptimConfig())
+    again.load_state_dict(optimizer.state_dict())
+    assert [g["lr_scale"] for g in again.param_groups] == [
+        g["lr_scale"] for g in optimizer.param_groups
+    ]
+    model = GPT(wide("ddl-cc"))
+    hidden, rest = matrices_and_others(model)
+    assert "lr_scale" not in hidden[0]  # an orthogonal step needs none
+    assert {g["lr_scale"] for g in rest} > {1.0, 0.25}
+
+
+@pytest.mark.parametrize("value", ["linear", "sigmoid", "constant"])
+def test_values_grow_with_the_root_of_the_width(value):
+    given = {} if value == "constant" else {"value_from": "compressed"}
+    config = wide("ddl-cc", value=value, eps_k=0.5, beta_init=1.0, **given)
+    model = GPT(config)
+    residual = model.trunk.residuals[0]
+    assert residual.eps_k == pytest.approx(1.0)
+    assert residual.branch_scale == 0.5
+    if value == "linear":
+        assert torch.equal(residual.value.bias, torch.full((4,), 2.0))
+    elif value == "sigmoid":
+        assert residual.value_scale == 8.0
+    else:
+        assert residual.value_constant == 4.0
+    free = GPT(wide("ddl-cc", erase="none", normalize=False)).trunk.residuals[0]
+    assert torch.equal(free.value.bias, torch.ones(4))  # its direction brings the width
+
+
+def test_logits_and_additions_are_divided():
+    config = wide("additive")
+    model = GPT(config).double()
+    plain = GPT(replace(config, parameterization="standard", base_width=None, base_layers=None))
+    plain = plain.double()
+    plain.load_state_dict(model.state_dict())
+    first: list[torch.Tensor] = []
+    for each in (model, plain):
+        each.trunk.hooks = (lambda addition: first.append(addition.written),)
+        each(IDX)
+    torch.testing.assert_close(first[0], first[8] / 2)  # the first of eight sublayers
+    h = model.hidden_states(model.wte(IDX))
+    assert float(h.square().mean()) == pytest.approx(1 / 16, rel=0.02)  # of a norm, over 4
+
+
+@pytest.mark.parametrize("residual", few(SCALED, "ddl-cc"))
+def test_other_forms_of_a_model_agree(residual, tmp_path: Path):
+    model = GPT(wide(residual)).eval()
+    hf = from_gpt(model)
+    assert torch.equal(hf(IDX).logits, model(IDX).logits)
+    assert [g["lr_scale"] for g in parameter_groups(hf, 0.1)] == [
+        g["lr_scale"] for g in parameter_groups(model, 0.1)
+    ]
+    save(model, None, tmp_path / "saved")
+    loaded, _ = load(tmp_path / "saved")
+    assert loaded.config == model.config
+    torch.testing.assert_close(loaded(IDX).logits, model(IDX).logits)
+    state = torch.randn(1, 3, 128, 1 if residual in ("additive", "ddl") else 4)
+    torch.testing.assert_close(hf.logits_of_state(state), model.logits_of_state(state))
+
+
+@pytest.mark.parametrize("residual", ["additive", "ddl-cc", "ddl-tc"])
+@pytest.mark.parametrize("value", ["sigmoid", "constant"])
+def test_the_papers_mup_is_the_factor_of_the_logits(residual, value):
+    own = {"value": value, "eps_k": 1e-5} if residual != "additive" else {}
+    if own and value == "sigmoid":
+        own["value_from"] = "compressed"
+    config = wide(residual, parameterization="mup", base_layers=None, **own)
+    torch.manual_seed(0)
+    model = GPT(config).eval()
+    theirs, state = revert(model.state_dict(), config)
+    assert (theirs["mup"], theirs["hidden_size_base"]) == (True, 32)
+    back, ours = import_published(state, theirs)
+    assert (back.parameterization, back.base_width) == ("mup", 32)
+    again = GPT(back).eval()
+    again.load_state_dict(ours)
+    torch.testing.assert_close(again(IDX).logits, model(IDX).logits, rtol=1e-4, atol=1e-5)
+    without = {name: given for name, given in theirs.items() if name != "mup"}
+    plain, numbers = import_published(state, without)
+    unscaled = GPT(plain).eval()
+    unscaled.load_state_dict(numbers)
+    torch.testing.assert_close(unscaled(IDX).logits / 4, model(IDX).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"parameterization": "mup"}, "`base_width` must be given with parameterization='mup'"),
+        (
+            {"parameterization": "completep", "base_width": 16},
+            "`base_layers` must be given with parameterization='completep'",
+        ),
+        ({"base_width": 16}, "`base_width` must be left at None"),
+        (
+            {"parameterization": "mup", "base_width": 16, "base_layers": 1},
+            "`base_layers` must be l",
+        ),
+        (
+            {"parameterization": "mup", "base_width": 12},
+            "`base_width` must be hidden_size/num_heads = 8 times a number",
+        ),
+        (
+            {"parameterization": "mup", "base_width": 8, "residual": "ddl", "heads": 16},
+            "`base_width` must be a multiple of heads = 16",
+        ),
+        (
+            {"parameterization": "mup", "base_width": 16, "residual": "mhc"},
+            '`parameterization` must be "standard" unless the residual is among additive',
+        ),
+    ],
+)
+def test_what_does_not_fit(options, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        GPTConfig(**{**SMALL, "residual": "ddl-cc", **options})
+
+
+@pytest.mark.parametrize("residual", few(["additive", "ddl", "ddl-cc", "ddl-tc"], "ddl-cc"))
+def test_sizes_stay_as_derived(residual):
+    """The coordinate check at small sizes; in the standard parameterization sizes do not stay."""
+    near = {"widths": (64, 128, 256), "depths": (2, 4, 8), "seeds": (0, 1)}
+    slopes = list(coordinates.check([residual], **near))
+    for slope in slopes:
+        if slope.parameterization != "standard":
+            assert abs(slope.found - slope.derived) < 0.15, slope  # 0.1 at ddl bench's sizes
+    off = {(s.over, s.quantity) for s in slopes if s.parameterization == "standard" and not s.near}
+    assert ("width", "Δ logit of the label") in off
+    assert ("depth", "first write / state") in off

@@ -159,7 +159,7 @@ def test_the_papers_mup_is_the_factor_of_the_logits(residual, value):
     config = wide(residual, parameterization="mup", base_layers=None, **own)
     torch.manual_seed(0)
     model = GPT(config).eval()
-    theirs, state = revert(model.state_dict(), config)
+    theirs, state = revert(config, model.state_dict())
     assert (theirs["mup"], theirs["hidden_size_base"]) == (True, 32)
     back, ours = import_published(state, theirs)
     assert (back.parameterization, back.base_width) == ("mup", 32)

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddl import functional
-from ddl.results import Chain, ReadResult, RewriteReadResult
-from tests.ops.test_ops import compare
+from ddl import functional, reference
+from ddl.ops.gates import with_erase, write_of
+from ddl.results import Chain, ReadParameters, ReadResult, RewriteReadResult
+from tests.ops.test_ops import compare, run
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
 from tests.support.refused_cases import refused
-from tests.support.tolerances import assert_close
+from tests.support.tolerances import assert_close, compute_dtype
 
 DTYPES = pytest.mark.parametrize("dtype", [F64, F32, BF16, F16], ids=str)
 READS = pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_rewrite_read(dtype, m, compress, rewrites, erase):
 
 @DTYPES
 @REWRITES
-@pytest.mark.parametrize("m", [1, 4])
+@pytest.mark.parametrize("m", [1, 3, 4])
 @pytest.mark.parametrize("d", [63, 384])
 def test_rewrite(dtype, m, d, rewrites):
     tensors = inputs((2, 40), d, m, rewrites)
@@ -147,6 +148,98 @@ def test_a_chain_begins_anew_with_a_rewrite_that_erases_otherwise():
         results.append([tensor.grad for tensor in given.values() if tensor.grad is not None])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
+
+
+@DTYPES
+@pytest.mark.parametrize("rewrites", [None, 3])
+def test_each_rewrite_of_a_chain_has_an_alpha_of_its_own(dtype, rewrites):
+    small, results = compute_dtype(dtype), []
+    for anchor_every in (1, 4):
+        torch.manual_seed(0)
+        read = {n: t.to(dtype) for n, t in parameters(24, 4, "channel").items()}
+        state, chain = inputs((2, 9), 24, 4)["state"].to(dtype), Chain(anchor_every)
+        leaves, contexts = [state.requires_grad_()], []
+        for _ in range(5):
+            write = inputs((2, 9), 24, 4, rewrites)
+            write = {n: t for n, t in write.items() if n != "state"} | {"erase": gate(write)}
+            for name in write:
+                write[name] = write[name].to(dtype if name == "direction" else small)
+            leaves += [t.requires_grad_() for t in write.values()]
+            found, chain = functional.rewrite_read_chained(
+                state, **write, **read, eps_k=0.1, chain=chain
+            )
+            state = found.state
+            contexts.append(found.context)
+        incoming = [torch.randn_like(context) for context in contexts]
+        results.append(torch.autograd.grad(contexts, leaves, incoming))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@DTYPES
+@ERASE
+@pytest.mark.parametrize("compress", ["channel", "token"])
+@pytest.mark.parametrize("rewrites", [None, 2])
+@torch.no_grad()
+def test_pieces_erase_as_the_whole_does(dtype, erase, compress, rewrites):
+    small = compute_dtype(dtype)
+    given = inputs((2, 9), 24, 4, rewrites) | parameters(24, 4, compress, 4, rewrites)
+    given = {n: t.to(small if n in ("value", "gate") else dtype) for n, t in given.items()}
+    operands = [given.pop(n) for n in ("state", "direction", "value", "gate")]
+    alpha = 2 - 0.9 * operands[-1].flip(0) if erase == "separate" else erase
+    write = write_of(*operands, 0.1, alpha)
+    read = ReadParameters(**given)
+    if erase == "separate":
+        of_alpha = weights(given)
+        read = with_erase(operands[0], read, of_alpha["erase_weight"], of_alpha["erase_bias"])
+    whole, _ = functional.step(operands[0], write, read)
+    call = functional.bind_cached_step(operands[0], 0.1, write.erase, read)
+    along_time = [t.split([4, 1, 1, 3], 1) for t in (*operands[:3], write.gate)]
+    pending, pieces = None, []
+    for part in zip(*along_time, strict=True):
+        *outputs, left = call(*part, pending, None)
+        pending = left if compress == "token" else None
+        pieces.append(outputs)
+    for got, wanted in zip(zip(*pieces, strict=True), whole[:4], strict=True):
+        assert torch.equal(torch.cat(got, 1), wanted)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("erase", ["tied", "none", "separate"])
+def test_beside_half_precision_gates_and_values_keep_float32(dtype, erase):
+    """Their gradients show it: unlike X', they are not rounded to the state's dtype."""
+    tensors = inputs((2, 40), 64, 4, 3)
+    tensors |= {"erase": gate(tensors)} if erase == "separate" else {}
+    small = [n for n in tensors if n not in ("state", "direction")]
+    tensors = {n: t.to(F32 if n in small else dtype) for n, t in tensors.items()}
+    incoming, found = torch.randn(tensors["state"].shape).to(dtype), []
+    for module in (functional, reference):
+        leaves = tensors if module is functional else {n: t.double() for n, t in tensors.items()}
+        leaves = {n: t.requires_grad_() for n, t in leaves.items()}
+        options = {"eps_k": 0.1} | ({} if "erase" in leaves else {"erase": erase})
+        new = module.rewrite(**leaves, **options)
+        wanted = [leaves[n] for n in small]
+        found.append(torch.autograd.grad(new, wanted, incoming.to(new.dtype)))
+        tensors = {n: t.detach() for n, t in tensors.items()}
+    for name, actual, expected in zip(small, *found, strict=True):
+        assert_close(f"gradient of {name}", actual, expected, F32, gradient=True)
+
+
+@ERASE
+@pytest.mark.parametrize("compress", ["channel", "token"])
+def test_results_do_not_depend_on_the_number_of_threads(erase, compress):
+    tensors = inputs((2, 500), 64, 4) | parameters(64, 4, compress)
+    if erase == "separate":
+        tensors |= {"erase": gate(tensors), **weights(tensors)}
+    options = {"eps_k": 0.1} | ({} if erase == "separate" else {"erase": erase})
+    tensors, runs = {n: t.float() for n, t in tensors.items()}, []
+    for threads in (1, 2, 3, 7):
+        torch.set_num_threads(threads)
+        outputs, gradients = run(functional, "rewrite_read", tensors, F32, **options)
+        runs.append([*outputs.values(), *gradients.values()])
+    for found in runs[1:]:
+        for one, other in zip(runs[0], found, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_refusals():

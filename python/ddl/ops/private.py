@@ -138,3 +138,17 @@ def fake_tensor_tools() -> FakeTensorTools:
             "run one step instead, which compiles the kernels that it launches"
         ) from None
     return FakeTensorTools(FakeTensorMode, TorchDispatchMode, tree_leaves, tree_map_only)
+
+
+def register_tensors_of(
+    kind: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]
+) -> None:
+    """Let torch find the tensors within objects of a class; FSDP2 runs its hooks on them.
+
+    Without torch's registry it does not: FSDP2 fails on layers between which such objects pass.
+    """
+    try:
+        from torch.utils._pytree import register_pytree_node
+    except ImportError:
+        return
+    register_pytree_node(kind, flatten, unflatten)

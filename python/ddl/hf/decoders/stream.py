@@ -11,7 +11,6 @@ from accelerate.hooks import (  # type: ignore[import-untyped]
     remove_hook_from_module,
 )
 from torch import Tensor, nn
-from torch.utils._pytree import register_pytree_node
 
 from ddl import functional
 from ddl.nanogpt.annealing import blend
@@ -24,6 +23,7 @@ from ddl.nn.linear import form_pruned
 from ddl.nn.read import Read
 from ddl.nn.reading import read_from, rewritten_and_read
 from ddl.nn.residual import DeltaResidual
+from ddl.ops.private import register_tensors_of
 from ddl.results import Chain, Write
 
 from .structure import ADD, device_of
@@ -230,7 +230,7 @@ def _unflatten(tensors: Any, context: Any) -> Stream:
 
 
 # FSDP2 looks for the tensors among what a layer gets and returns, to run its hooks in the backward.
-register_pytree_node(Stream, _flatten, _unflatten)
+register_tensors_of(Stream, _flatten, _unflatten)
 
 
 class StreamNorm(Rebuilt):

@@ -210,7 +210,7 @@ class DDLForCausalLM(OurModel):
 
     def learning_rate_scales(self) -> Iterator[tuple[nn.Parameter, float, float]]:
         """Factors of learning rates, as `GPT.learning_rate_scales`, for `ddl.optim`."""
-        return learning_rate_scales(self._gpt_config, self)
+        return learning_rate_scales(self._gpt_config, self, GPT)
 
     def logits_of_state(self, state: Tensor) -> Tensor:
         """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last sublayer.

@@ -223,7 +223,7 @@ class GPT(nn.Module):
 
     def learning_rate_scales(self) -> Iterator[tuple[nn.Parameter, float, float]]:
         """Factors of the parameters' learning rates and of Adam's ε; none if they are all 1."""
-        return learning_rate_scales(self.config, self)
+        return learning_rate_scales(self.config, self, GPT)
 
     def num_parameters(self) -> int:
         """Number of parameters; the tied head and embedding count once."""

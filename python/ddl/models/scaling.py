@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -22,16 +22,17 @@ OF_VALUES = re.compile(r"trunk\.residuals\.\d+\.value\.(weight|bias)$")
 
 
 def learning_rate_scales(
-    config: GPTConfig, model: nn.Module
+    config: GPTConfig, model: nn.Module, make: Callable[[GPTConfig], nn.Module]
 ) -> Iterator[tuple[nn.Parameter, float, float]]:
     """Parameters with the factor of their learning rate, and that of Adam's ε.
 
-    model: a GPT of this config, or another with the same names. Nothing in the standard
+    model: a GPT of this config, or another with the same names. make: the class GPT, of which a
+    model of this width and one of base_width are made, without memory. Nothing in the standard
     parameterization.
     """
     if config.parameterization == "standard":
         return
-    widths = _inputs_of(config)
+    widths = _inputs_of(config, make)
     for name, parameter in model.named_parameters():
         scale = 1 / widths.get(name, 1.0)
         found = OF_VALUES.search(name)
@@ -40,10 +41,8 @@ def learning_rate_scales(
         yield parameter, scale, 1 / (config.times_as_wide * config.times_as_deep)
 
 
-def _inputs_of(config: GPTConfig) -> dict[str, float]:
+def _inputs_of(config: GPTConfig, make: Callable[[GPTConfig], nn.Module]) -> dict[str, float]:
     """By name of a matrix: how many times as many inputs it has as at base_width."""
-    from .gpt import GPT  # which imports this module
-
     assert config.base_width is not None
     share = config.base_width / config.hidden_size
     base = replace(
@@ -57,7 +56,7 @@ def _inputs_of(config: GPTConfig) -> dict[str, float]:
         base_layers=None,
     )
     with torch.device("meta"):
-        pairs = zip(GPT(config).named_parameters(), GPT(base).parameters(), strict=True)
+        pairs = zip(make(config).named_parameters(), make(base).parameters(), strict=True)
         return {
             name: parameter.shape[1] / other.shape[1]
             for (name, parameter), other in pairs

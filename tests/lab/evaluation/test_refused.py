@@ -34,7 +34,8 @@ from tests.support.eval_reference import TASKS
 from tests.support.in_time import in_time
 
 KINDS = (
-    "a run directory of `ddl train`, a Hugging Face directory with a model of ddl or a Hugging Face"
+    "a run directory of `ddl train`, a Hugging Face directory with a model of ddl, a Hugging Face"
+    " directory with a converted decoder or a Hugging Face"
     " directory with another model"
 )
 NOWHERE = "http://127.0.0.1:9"  # a closed port

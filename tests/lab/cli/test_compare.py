@@ -135,8 +135,8 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (
             "/nowhere",
             "`RUNS` must be a run directory of `ddl train`, a Hugging Face directory with a model"
-            " of ddl, a Hugging Face directory with a converted decoder or a Hugging Face directory with"
-            " another model, got /nowhere: No such file",
+            " of ddl, a Hugging Face directory with a converted decoder or a Hugging Face directory"
+            " with another model, got /nowhere: No such file",
         ),
     ],
 )

@@ -62,8 +62,8 @@ def test_every_option_of_the_table_is_somebodys() -> None:
     assert owned >= TABLE.keys() | MODEL_OPTIONS.keys()
     ours = {field.name for field in fields(GPTConfig)}
     assert ours == RESIDUAL_OPTIONS.keys() | MODEL_OPTIONS.keys() | set(SPELLED.values()) | {
-        "anchor_every", "compress_parameterization", "expand_kernel_size", "read_init", "stream_dtype",
-        "sublayers_per_compressor",
+        "anchor_every", "compress_parameterization", "expand_kernel_size", "read_init",
+        "stream_dtype", "sublayers_per_compressor",
     }  # fmt: skip
 
 

@@ -6,7 +6,8 @@
 
 A Llama of 0.9 million parameters reads the bytes of all packages of study/corpus.jsonl but one.
 Then each variant is trained on that one, git's manual, from the same weights: the learning rate is
-the best of three on a seed of its own, and three other seeds give the loss on held-out pages.
+the best of three or more on a seed of its own (as long as the best is the lowest or the highest,
+one a third or three times as high is tried), and three other seeds give the loss on held-out pages.
 """
 
 from __future__ import annotations
@@ -149,27 +150,43 @@ def run(out: Path, folder: Path) -> None:
     """Train what has no record yet."""
     text = texts()
     for variant in VARIANTS:
-        runs = [(lr, TUNED_ON) for lr in RATES]
-        while runs:
-            lr, seed = runs.pop(0)
-            if f"{variant}-lr{lr:g}-s{seed}" not in records.by_name(out):
-                found = record_of(variant, lr, seed, folder, text)
-                records.keep(out, found)
-                print(f"{found['name']}: {found['before']:.4f} → {found['loss']:.4f}", flush=True)
-            if seed == TUNED_ON and not runs:
-                runs = [(best_rate(variant, out), seed) for seed in SEEDS]
+        while missing := [run for run in planned(variant, out) if run not in done(variant, out)]:
+            found = record_of(variant, *missing[0], folder, text)
+            records.keep(out, found)
+            print(f"{found['name']}: {found['before']:.4f} → {found['loss']:.4f}", flush=True)
 
 
-def best_rate(variant: str, out: Path) -> float:
-    """The learning rate with the lowest loss on the seed that it is chosen on."""
-    kept = [r for r in records.by_name(out).values() if r["variant"] == variant]
-    return float(min((r for r in kept if r["seed"] == TUNED_ON), key=lambda r: r["loss"])["lr"])
+def done(variant: str, out: Path) -> dict[tuple[float, int], Record]:
+    """The records of a variant by learning rate and seed."""
+    kept = records.by_name(out).values()
+    return {(r["lr"], r["seed"]): r for r in kept if r["variant"] == variant}
+
+
+def planned(variant: str, out: Path) -> list[tuple[float, int]]:
+    """Rates and seeds of the runs that can be planned with the records so far."""
+    tuned = {lr: r["loss"] for (lr, seed), r in done(variant, out).items() if seed == TUNED_ON}
+    rates = sorted({*RATES, *tuned})
+    runs = [(lr, TUNED_ON) for lr in rates]
+    if not tuned.keys() >= set(rates):
+        return runs
+    best = min(rates, key=lambda lr: tuned[lr])
+    if best in (rates[0], rates[-1]):
+        return [*runs, (best / 3 if best == rates[0] else 3 * best, TUNED_ON)]
+    return [*runs, *((best, seed) for seed in SEEDS)]
+
+
+def best_rate(variant: str, out: Path) -> float | None:
+    """The learning rate with the lowest loss, once all seeds were trained with it."""
+    planned_last = planned(variant, out)[-1]
+    known = planned_last[1] != TUNED_ON and planned_last in done(variant, out)
+    return planned_last[0] if known else None
 
 
 def table(out: Path) -> str:
     """Losses of every variant, in nats per byte."""
     kept = list(records.by_name(out).values())
-    if len(kept) < len(VARIANTS) * (len(RATES) + len(SEEDS)):
+    best = {variant: best_rate(variant, out) for variant in VARIANTS}
+    if None in best.values():
         return "Not trained yet."
     rows = [
         "| | trained parameters | learning rate | loss on the second text | on the first |",
@@ -178,7 +195,7 @@ def table(out: Path) -> str:
     before = {record["before"] for record in kept}
     rows.append(f"| as it was | 0 | | {statistics.fmean(before):.3f} | |")
     for variant in VARIANTS:
-        lr = best_rate(variant, out)
+        lr = best[variant]
         found = [r for r in kept if (r["variant"], r["lr"]) == (variant, lr)]
         found = [r for r in found if r["seed"] in SEEDS]
         losses, others = ([r[name] for r in found] for name in ("loss", "first_loss"))

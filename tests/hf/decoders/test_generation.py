@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -183,6 +184,11 @@ def test_what_a_history_needs_is_asked_for():
             model(idx, attention_mask=whole)
         with pytest.raises(ValueError, match=r"^`output_hidden_states` must be false with a cach"):
             model(idx, use_cache=True, past_key_values=DynamicCache(), output_hidden_states=True)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(idx, past_key_values=cache, use_cache=True)
+        with pytest.raises(ValueError, match=r"^`history` must be used in one dtype, got torch.fl"):
+            copy.deepcopy(model).double()(idx, past_key_values=cache, use_cache=True)
     cache = DynamicCache(config=model.config)
     cache.offloading = True
     with (

@@ -17,6 +17,7 @@ from study import finetune
 from tests.support import ROOT
 from tests.support.decoder_cases import converted, plain
 from tests.support.eval_reference import TASKS
+from tests.support.sampling import few
 
 TEXT = (ROOT / "docs" / "decoders.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
@@ -47,7 +48,7 @@ def saved(folder: Path, variant: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("variant", ["channel", "token and conv"])
+@pytest.mark.parametrize("variant", few(["channel", "token and conv"], "token and conv"))
 def test_commands_take_what_was_saved(
     variant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ from ddl.nanogpt.annealing import Annealing
 from tests.support.decoder_cases import VARIANTS, VOCABULARY, converted, plain, tokens
 from tests.support.hf_cases import CHECKPOINTING
 from tests.support.processes import together
+from tests.support.sampling import few
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "annealed": {
@@ -30,7 +31,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adapter": {"value_channels": 2, "train": "stream"},
 }  # fmt: skip
 every = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-some = pytest.mark.parametrize("variant", ["channel", "token and conv", "annealed", "adapter"])
+SOME = ["channel", "token and conv", "annealed", "adapter"]
+some = pytest.mark.parametrize("variant", SOME)
 
 
 def rows() -> list[dict[str, Tensor]]:
@@ -186,7 +188,7 @@ def test_reads_that_share_a_compression_are_not_copied():
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
-@some
+@pytest.mark.parametrize("variant", few(SOME, "token and conv"))
 def test_fsdp2_gathers_every_layer(variant, recomputed, tmp_path):
     """Two processes have the gradients of one that sees all sequences."""
 

@@ -211,13 +211,13 @@ OVER_DEPTH = GPTConfig(
 )
 DEPTH = {
     "additive": OVER_DEPTH,
-    "tied": replace(OVER_DEPTH, residual="ddl-cc"),
-    "none": replace(OVER_DEPTH, residual="ddl-cc", erase="none"),
-    "separate": replace(OVER_DEPTH, residual="ddl-cc", erase="separate"),
+    "tied": replace(OVER_DEPTH, residual="ddl-cc-noec"),
+    "none": replace(OVER_DEPTH, residual="ddl-cc-noec", erase="none"),
+    "separate": replace(OVER_DEPTH, residual="ddl-cc-noec", erase="separate"),
 }
 SETS: dict[str, tuple[dict[str, GPTConfig], list[Task]]] = {
     "time": (TIME, [Task(256, 24, 48)]),
-    "depth": (DEPTH, [Task(block, v, 2 * v) for block, v in product((128, 256), (4, 16))]),
+    "depth": (DEPTH, [Task(block, v, 2 * v) for block, v in product((64, 128), (3, 8))]),
 }
 
 

@@ -35,7 +35,7 @@ from .records import Record
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "decoders.md"
-OUT = records.FOLDER / "finetune.jsonl"
+OUT = records.FOLDER / "finetune" / "llama.jsonl"
 LEFT_OUT = "git-doc"  # the package of the second text
 BATCH, BLOCK = 8, 256
 STEPS, FINETUNED, WARMUP = 1500, 300, 30

@@ -146,8 +146,8 @@ class ConvertedDecoder(WithOptions):
         model: Any = self
         config, kind = model.config, type(model.config)
 
-        def save(_: Any, *args: Any, **kwargs: Any) -> None:
-            DDLDecoderConfig.of(self).save_pretrained(*args, **kwargs)
+        def save(_: Any, save_directory: Any, **kwargs: Any) -> None:
+            DDLDecoderConfig.of(self).save_pretrained(save_directory, **kwargs)
 
         config.__class__ = type(kind.__name__, (kind,), {"save_pretrained": save})
         try:

@@ -25,10 +25,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ddl import hf
-from ddl.files import write_text
 from ddl.nanogpt.annealing import Annealing
 from ddl.optim import OptimConfig, learning_rate, parameter_groups, set_learning_rate
-from docs.scripts.marked import fill
+from docs.scripts.marked import write_tables
 
 from . import records
 from .records import Record
@@ -164,15 +163,10 @@ def done(variant: str, out: Path) -> dict[tuple[float, int], Record]:
 
 def planned(variant: str, out: Path) -> list[tuple[float, int]]:
     """Rates and seeds of the runs that can be planned with the records so far."""
-    tuned = {lr: r["loss"] for (lr, seed), r in done(variant, out).items() if seed == TUNED_ON}
-    rates = sorted({*RATES, *tuned})
+    tuned = {lr: -r["loss"] for (lr, seed), r in done(variant, out).items() if seed == TUNED_ON}
+    rates, best = records.rates_tried(RATES, tuned, factor=3)
     runs = [(lr, TUNED_ON) for lr in rates]
-    if not tuned.keys() >= set(rates):
-        return runs
-    best = min(rates, key=lambda lr: tuned[lr])
-    if best in (rates[0], rates[-1]):
-        return [*runs, (best / 3 if best == rates[0] else 3 * best, TUNED_ON)]
-    return [*runs, *((best, seed) for seed in SEEDS)]
+    return runs if best is None else [*runs, *((best, seed) for seed in SEEDS)]
 
 
 def best_rate(variant: str, out: Path) -> float | None:
@@ -225,14 +219,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not args.page:
         run(args.records, args.decoder)
         return 0
-    page = PAGE.read_text(encoding="utf-8")
-    current = fill(page, {"finetune": table(args.records)}, name=PAGE.name)
-    if args.check:
-        if current != page:
-            print(f"{PAGE.name} is stale: run python -m study.finetune --page", file=sys.stderr)
-        return int(current != page)
-    write_text(PAGE, current)
-    return 0
+    made = {"finetune": table(args.records)}
+    return write_tables(PAGE, made, command="study.finetune --page", check=args.check)
 
 
 if __name__ == "__main__":

@@ -239,24 +239,13 @@ def run_of(variant: str, model: GPTConfig, task: Task, lr: float, seed: int) -> 
 
 
 def tuned(variant: str, task: Task, kept: Collection[Record]) -> tuple[list[float], float | None]:
-    """The learning rates to try, and the best of them once all are tried and others lie around it.
-
-    A rate that is no better than its neighbour needs none on its other side.
-    """
+    """The learning rates to try, and the best once it lies between others; by `rates_tried`."""
     accuracy = {
         record["lr"]: record["accuracy"]
         for record in kept
         if (record["variant"], record["task"], record["seed"]) == (variant, vars(task), TUNED_ON)
     }
-    rates = sorted({*RATES, *accuracy})
-    if not accuracy.keys() >= set(rates):
-        return rates, None
-    best = max(rates, key=lambda lr: accuracy[lr])
-    if best == rates[0] and accuracy[best] > accuracy[rates[1]]:
-        return [best / 2, *rates], None
-    if best == rates[-1]:
-        return [*rates, 2 * best], None
-    return rates, best
+    return records.rates_tried(RATES, accuracy, factor=2)
 
 
 def jobs(which: str, out: Path) -> Iterator[side_by_side.Job]:

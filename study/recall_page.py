@@ -12,9 +12,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ddl.files import write_text
 from ddl.lab.analysis.student import interval
-from docs.scripts.marked import fill
+from docs.scripts.marked import write_tables
 
 from . import recall
 from .records import Record, by_name
@@ -99,25 +98,14 @@ def provenance(records: list[Record]) -> str:
     )
 
 
-def text(page: str) -> str:
-    tables = {f"recall-{which}": table(which) for which in recall.SETS}
-    return fill(page, tables, name=PAGE.name)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="change nothing")
     args = parser.parse_args(arguments)
-    page = PAGE.read_text(encoding="utf-8")
-    current = text(page)
-    if args.check:
-        if current != page:
-            print(f"{PAGE.name} is stale: run python -m study.recall_page", file=sys.stderr)
-        return int(current != page)
-    write_text(PAGE, current)
-    return 0
+    made = {f"recall-{which}": table(which) for which in recall.SETS}
+    return write_tables(PAGE, made, command="study.recall_page", check=args.check)
 
 
 if __name__ == "__main__":

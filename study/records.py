@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,26 @@ def keep(file: Path, record: Record) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = sorted(json.dumps(each, ensure_ascii=False) + "\n" for each in found.values())
     write_text(file, "".join(lines))
+
+
+def rates_tried(
+    rates: Sequence[float], scores: Mapping[float, float], factor: float
+) -> tuple[list[float], float | None]:
+    """The learning rates to try, and the best of them once all are tried and others lie around it.
+
+    rates: those to begin with. scores: the higher the better, of those that are tried. factor:
+    between the lowest or highest, as long as it is the best, and the next one. A rate that is no
+    better than its neighbour needs none on its other side.
+    """
+    wanted = sorted({*rates, *scores})
+    if not scores.keys() >= set(wanted):
+        return wanted, None
+    best = max(wanted, key=lambda lr: scores[lr])
+    if best == wanted[0] and scores[best] > scores[wanted[1]]:
+        return [best / factor, *wanted], None
+    if best == wanted[-1]:
+        return [*wanted, factor * best], None
+    return wanted, best
 
 
 def processor(device: torch.device) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
+
+from ddl.files import write_text
 
 
 def fill(page: str, tables: Mapping[str, str], *, name: str) -> str:
@@ -14,3 +18,14 @@ def fill(page: str, tables: Mapping[str, str], *, name: str) -> str:
         if count != 1:
             raise ValueError(f"{name} must have the marks of {mark} once, got {count}")
     return page
+
+
+def write_tables(page: Path, tables: Mapping[str, str], *, command: str, check: bool) -> int:
+    """Write the tables into a page; with `check` only say whether it has them, exit status 1."""
+    old = page.read_text(encoding="utf-8")
+    new = fill(old, tables, name=page.name)
+    if not check:
+        write_text(page, new)
+    elif new != old:
+        print(f"{page.name} is stale: run python -m {command}", file=sys.stderr)
+    return int(check and new != old)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from ddl.hf import from_gpt, load, save
+from ddl.lab import cli
 from ddl.lab.bench import coordinates
 from ddl.models import GPT, GPTConfig
 from ddl.models.config import SCALED
@@ -215,3 +217,20 @@ def test_sizes_stay_as_derived(residual):
     off = {(s.over, s.quantity) for s in slopes if s.parameterization == "standard" and not s.near}
     assert ("width", "Δ logit of the label") in off
     assert ("depth", "first write / state") in off
+
+
+@pytest.mark.parametrize(("near", "status"), [(9.0, 0), (0.0, 1)])
+def test_the_command(near, status, monkeypatch, capsys):
+    """`ddl bench coordinates` prints every slope, and exits with 1 if one is not near."""
+    monkeypatch.setattr(coordinates, "NEAR", near)
+    small = {"widths": (64, 128), "depths": (2, 4), "seeds": (0,)}
+    monkeypatch.setattr(coordinates, "STEPS", 1)
+    monkeypatch.setattr(coordinates, "check", partial(coordinates.check, **small))
+    assert cli.main(["bench", "coordinates", "--residuals", "ddl", "--device", "cpu"]) == status
+    shown = capsys.readouterr().out
+    assert shown.count("width") == 6 + 8  # quantities of additive and of ddl
+    assert ("not near" in shown) == bool(status)
+    for option in ("--out x.jsonl", "--json", "--baseline x.jsonl"):
+        assert cli.main(["bench", "coordinates", *option.split()]) == 2
+        assert "must be left out with coordinates, which is no time" in capsys.readouterr().err
+    assert cli.main(["bench", "coordinates", "ops"]) == 2

@@ -241,6 +241,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"start": "additive", "anneal_steps": 5, "erase": "separate"},
         '`erase` must be "tied" or "none" with start="additive", got \'separate\'',
     ),
+    (
+        {"start": "additive", "anneal_steps": 5, "value_channels": 2, "read_init": 1.0},
+        '`read_init` must be left out with start="additive", got 1.0',
+    ),
     ({"anneal_steps": 5}, '`anneal_steps` must be left at None unless start="additive", got 5'),
 ]
 

@@ -191,6 +191,18 @@ def test_a_checkpoint_of_other_options_does_not_load() -> None:
         assert str(raised.value).splitlines()[1:] == [f"\t{sentences[name]}"]
 
 
+def test_a_checkpoint_of_earlier_names_loads() -> None:
+    """`compress_parameterization` was `parameterization` in the options that are saved with it."""
+    factored = {"value_channels": 2, "compress": "channel", "compress_parameterization": "factored"}
+    state = convert(make(), **factored).state_dict()
+    saved = state._metadata[""]["delta_args"]
+    saved["parameterization"] = saved.pop("compress_parameterization")
+    convert(make(), **factored).load_state_dict(state)
+    saved["parameterization"] = "direct"
+    with pytest.raises(RuntimeError, match="`compress_parameterization` must be 'direct', as when"):
+        convert(make(), **factored).load_state_dict(state)
+
+
 @variants
 def test_copies(options: dict[str, Any]) -> None:
     """deepcopy and pickle the whole model, whose class is created at run time."""

@@ -164,6 +164,16 @@ def test_options_beside_model_args(name: str, tmp_path: Path) -> None:
     is_same(model, tmp_path / "ours")
 
 
+def test_options_of_earlier_names(tmp_path: Path) -> None:
+    """`compress_parameterization` was `parameterization`, in delta_args as in the metadata."""
+    options = {"value_channels": 2, "compress": "token", "compress_parameterization": "factored"}
+    model = make_delta(options, F32)
+    args = {"parameterization": "factored", "value_channels": 2, "compress": "token"}
+    folder = write(tmp_path / "out", model, model=prefixed(model), delta_args=args)
+    import_checkpoint(folder, tmp_path / "ours")
+    is_same(model, tmp_path / "ours")
+
+
 def test_half_annealed_is_said(tmp_path: Path) -> None:
     model = annealed({}, 3, of=7, dtype=F32)
     report = import_checkpoint(write(tmp_path / "out", model), tmp_path / "ours")

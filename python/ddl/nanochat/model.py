@@ -12,7 +12,13 @@ from torch import nn
 
 from ddl.nanogpt.made import check_class, class_of
 from ddl.nanogpt.mixin import WithOptions
-from ddl.nanogpt.model import check_has, check_options_of, stream_for, with_defaults
+from ddl.nanogpt.model import (
+    check_has,
+    check_options_of,
+    stream_for,
+    sublayers_of,
+    with_defaults,
+)
 from ddl.nn.stream import DeltaStream
 from ddl.optim import never_decayed
 from ddl.options import RESIDUAL_OPTIONS, STREAM_OPTIONS, Compress, ExpandKind, check_positive
@@ -153,7 +159,7 @@ def _rewrite_blocks(model: Any, *, disable: bool = False, **options: Any) -> boo
     check_options_of(options, KNOWN, OF_THE_MODEL, "ddl.nanochat.convert")
     blocks, weight = model.transformer.h, model.transformer.wte.weight
     fixed = {"norm_eps": NORM_EPS, "norm_affine": False, "anchor_every": 1}
-    stream = stream_for(blocks, weight, torch.float32, **fixed, **options)
+    stream = stream_for(sublayers_of(blocks), weight, torch.float32, **fixed, **options)
     if disable:
         return False
     _replace(blocks, stream)

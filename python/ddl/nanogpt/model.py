@@ -25,11 +25,14 @@ from .block import BLOCK, DeltaBlock
 from .mixin import Converted
 
 __all__ = [
+    "OF_THE_MODEL",
+    "check_additive",
     "check_has",
     "check_options_of",
     "convert",
     "rewrite_blocks",
     "stream_for",
+    "sublayers_of",
     "with_defaults",
 ]
 
@@ -95,7 +98,8 @@ def convert(
     Raises:
         TypeError: `model` lacks modules of nanoGPT's GPT or has others; an option is unknown.
         ValueError: `model` is already converted; DeltaStream refuses an option; `start` or
-            `anneal_steps` is unknown, missing or out of range.
+            `anneal_steps` is unknown, missing or out of range; with `start`, `read_init` is not the
+            mean.
     """
     options |= {"value_channels": value_channels, "compress": compress, "expand": expand}
     if rewrite_blocks(model, start=start, anneal_steps=anneal_steps, disable=disable, **options):
@@ -118,11 +122,13 @@ def rewrite_blocks(
     """
     _check_model(model)
     _check_start(start, anneal_steps)
-    if start is not None and options.get("erase") == "separate":
-        refuse("erase", '"tied" or "none" with start="additive"', "separate", ("start",))
+    if start is not None:
+        check_additive(**options)
+        if options.get("erase") == "separate":
+            refuse("erase", '"tied" or "none" with start="additive"', "separate", ("start",))
     blocks, weight = model.transformer.h, model.transformer.wte.weight
     check_options_of(options, KNOWN, OF_THE_MODEL, "ddl.nanogpt.convert")
-    stream = stream_for(blocks, weight, weight.dtype, norm_eps=None, **options)
+    stream = stream_for(sublayers_of(blocks), weight, weight.dtype, norm_eps=None, **options)
     if disable:
         return False
     annealing = None if anneal_steps is None else Annealing(anneal_steps, device=weight.device)
@@ -142,12 +148,24 @@ def check_options_of(
     check_known(options, known, caller)
 
 
-def stream_for(blocks: Any, like: Tensor, dtype: torch.dtype, **options: Any) -> DeltaStream:
-    """The stream whose parts the blocks get, with parameters of a dtype, where `like` is.
+def check_additive(*, value_channels: Any, read_init: Any = None, **_: Any) -> None:
+    """Raise ValueError for a read that is not the mean, by which a start with additions changes."""
+    if read_init is not None and read_init * value_channels != 1:
+        refuse("read_init", 'left out with start="additive"', read_init, ("start",))
+
+
+def sublayers_of(blocks: Any) -> list[nn.Module]:
+    """Attention and MLP of every block, in order."""
+    return [sublayer for block in blocks for sublayer in (block.attn, block.mlp)]
+
+
+def stream_for(
+    sublayers: list[nn.Module], like: Tensor, dtype: torch.dtype, **options: Any
+) -> DeltaStream:
+    """The stream whose parts a model gets, with parameters of a dtype, where `like` is.
 
     like: (…, d). torch's random state is left unchanged.
     """
-    sublayers = [sublayer for block in blocks for sublayer in (block.attn, block.mlp)]
     with torch.random.fork_rng(devices=[]):  # parameters are drawn on the CPU for any device
         stream = DeltaStream(like.shape[-1], sublayers, device="cpu", dtype=dtype, **options)
     for part in (stream.expand, stream.reads, stream.residuals, stream.readout):

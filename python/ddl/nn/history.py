@@ -32,13 +32,14 @@ class _Recorded(NamedTuple):
         return _Recorded(self.before, torch.cat((self.inputs, inputs), 1), self.span).last(crops)
 
     def last(self, crops: int) -> _Recorded:
-        """What is needed to take back so many inputs."""
+        """Without those that are not needed to take back `crops` of them."""
         if self.inputs.shape[1] < crops + self.span:
-            return _Recorded(self.before, self.inputs.clone(), self.span)
+            return self
         inputs = self.inputs[:, self.inputs.shape[1] - crops - self.span :]
         return _Recorded(None, inputs.clone(), self.span)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> _Recorded:
+        """With a change of both tensors."""
         before = None if self.before is None else change(self.before)
         return _Recorded(before, change(self.inputs), self.span)
 
@@ -134,6 +135,8 @@ class History:
                 recorded = self._recorded[name].joined(inputs, self.crops)
             else:
                 recorded = _Recorded(before, inputs, kept.shape[1]).last(self.crops)
+                if recorded.inputs is inputs:  # which is the caller's
+                    recorded = recorded.each(torch.clone)
             self._new_recorded[name] = recorded
             self._new_tokens = inputs.shape[1]
 

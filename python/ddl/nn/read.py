@@ -99,11 +99,8 @@ class Read(nn.Module):
         self.norm_affine = norm_affine
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.compress, self.kernel_size = compress, kernel_size
-        self.compress_parameterization, self.causal, self.norm_eps = (
-            compress_parameterization,
-            causal,
-            norm_eps,
-        )
+        self.compress_parameterization, self.causal = compress_parameterization, causal
+        self.norm_eps = norm_eps
         self.read_init = read_init
         self._shared = self._share(shared)
         self._make_parameters(device=device, dtype=dtype)
@@ -123,10 +120,8 @@ class Read(nn.Module):
                 f"and compress={size[2]!r}, got {got}"
             )
         self.kernel_size, self.causal = owner.kernel_size, owner.causal
-        self.compress_parameterization, self.read_init = (
-            owner.compress_parameterization,
-            owner.read_init,
-        )
+        self.compress_parameterization = owner.compress_parameterization
+        self.read_init = owner.read_init
         return owner._shared or (owner,)
 
     def _make_parameters(self, **factory: Any) -> None:

@@ -116,6 +116,7 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({record["before"] for record in kept}) == 1
     for variant in finetune.VARIANTS:
         best = finetune.best_rate(variant, records)
+        assert best is not None
         tuned = {r["lr"]: r["loss"] for r in kept if (r["variant"], r["seed"]) == (variant, 101)}
         assert best == min(tuned, key=lambda lr: tuned[lr])
         assert min(tuned) < best < max(tuned)

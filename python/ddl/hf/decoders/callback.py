@@ -18,8 +18,8 @@ class AnnealCallback(TrainerCallback):
 
         Trainer(model, …, callbacks=[ddl.hf.AnnealCallback()])
 
-    A model that is not annealed, such as an adapter, is left alone. The log gets `rewrites`, the
-    share a of the rewrites.
+    A model that is not annealed, such as an adapter, is left alone. Printed logs get `rewrites`,
+    the share a of the rewrites; trackers get theirs before.
     """
 
     def on_train_begin(

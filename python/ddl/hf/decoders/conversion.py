@@ -10,7 +10,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ddl.nanogpt.annealing import Annealing
-from ddl.nanogpt.model import check_options_of, with_defaults
+from ddl.nanogpt.model import (
+    OF_THE_MODEL,
+    check_additive,
+    check_options_of,
+    stream_for,
+    with_defaults,
+)
 from ddl.nn.stream import DeltaStream
 from ddl.options import (
     RESIDUAL_OPTIONS,
@@ -32,7 +38,6 @@ __all__ = ["ANNEAL_STEPS", "convert", "convert_with", "decoder_class"]
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 ANNEAL_STEPS = 2000
-OF_THE_MODEL = ("norm_eps", "norm_affine", "device", "dtype")
 OWN = ("value_channels", "start", "anneal_steps", "train")
 KNOWN = (*OWN, *(n for n in STREAM_OPTIONS | RESIDUAL_OPTIONS if n not in OF_THE_MODEL))
 
@@ -113,11 +118,11 @@ def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> N
     for norm in (final, *(getattr(layer, name) for layer in layers for name in structure.norms)):
         check_norm(norm)
     dtype = torch.promote_types(like.dtype, torch.float32)
-    stream = _stream_for(
-        model.config.get_text_config(decoder=True).hidden_size,
-        len(layers),
-        {"dtype": dtype, "device": "meta" if like.is_meta else "cpu"},
-        {name: value for name, value in options.items() if name not in OWN[1:]},
+    stream = stream_for(
+        [nn.Identity() for _ in range(2 * len(layers))],  # places: the layers have the sublayers
+        *(like, dtype),
+        norm_eps=None,
+        **{name: value for name, value in options.items() if name not in OWN[1:]},
     )
     known = with_defaults(options, stream, OF_THE_MODEL)
     if looks_back(known):
@@ -175,17 +180,13 @@ def _checked_start(
     start: Any,
     anneal_steps: Any,
     train: Any,
-    *,
-    value_channels: Any,
-    erase: Any = None,
-    read_init: Any = None,
-    **_: Any,
+    **options: Any,
 ) -> dict[str, Any]:
     """Return the options of how a model starts, anneal_steps filled in; raise if they don't fit."""
     check_choice("train", train, ("all", "stream"))
     check_choice("start", start, ("additive",), optional=True)
-    if start is not None and read_init is not None and read_init * value_channels != 1:
-        refuse("read_init", 'left out with start="additive"', read_init, ("start",))
+    if start is not None:
+        check_additive(**options)
     if train == "stream":
         if start is None:
             refuse("start", '"additive" with train="stream"', start, ("train",))
@@ -197,18 +198,9 @@ def _checked_start(
     else:
         anneal_steps = ANNEAL_STEPS if anneal_steps is None else anneal_steps
         check_count("anneal_steps", anneal_steps)
-        if erase == "separate":
-            refuse("erase", '"tied" or "none" with start="additive"', erase, ("start",))
+        if options.get("erase") == "separate":
+            refuse("erase", '"tied" or "none" with start="additive"', "separate", ("start",))
     return {"start": start, "anneal_steps": anneal_steps, "train": train}
-
-
-def _stream_for(
-    d: int, layers: int, factory: dict[str, Any], options: dict[str, Any]
-) -> DeltaStream:
-    """The stream whose parts the layers get, drawn on the CPU; its sublayers are places only."""
-    places = [nn.Identity() for _ in range(2 * layers)]
-    with torch.random.fork_rng(devices=[]):
-        return DeltaStream(d, places, norm_eps=None, **factory, **options)
 
 
 def _add_parts(layer: Any, number: int, stream: DeltaStream, norms: tuple[str, str]) -> None:

@@ -19,8 +19,8 @@ class HistoryLayer(CacheLayerMixin):
     """A layer of a cache, after those of the keys and values, with the History of a stream.
 
     It is reordered, repeated and selected with the cache. It can be cropped while the cache records
-    its past, which assisted decoding asks for: between two crops the inputs of all convolutions
-    over time are kept.
+    its past, as in assisted decoding: between two crops the inputs of all convolutions over time
+    are kept.
     """
 
     is_compileable = True  # as far as the other layers are: masks depend on it
@@ -100,9 +100,9 @@ class HistoryLayer(CacheLayerMixin):
 
 
 def history_in(cache: Any, layers: int) -> History:
-    """The history in the cache of a decoder with so many layers; a new one in an empty cache.
+    """The history in a decoder's cache, behind its `layers`; a new one in an empty cache.
 
-    Raises ValueError if the cache holds tokens, and no history of them.
+    Raises ValueError if the cache holds tokens, and no history of them, or if it is offloaded.
     """
     for layer in cache.layers[layers:]:
         if isinstance(layer, HistoryLayer):
@@ -112,13 +112,13 @@ def history_in(cache: Any, layers: int) -> History:
             "`past_key_values` must have been filled by a converted model without gradients, "
             "because reads of several tokens go on from it, got keys and values alone"
         )
-    while len(cache.layers) < layers:  # as the cache itself does when a layer is first used
-        cache.layers.append(cache.layer_class_to_replicate())
     if cache.offloading:
         raise ValueError(
             "`past_key_values` must not be offloaded if reads take several tokens, got a cache "
             "that brings its layers back one by one"
         )
+    while len(cache.layers) < layers:  # as the cache itself does when a layer is first used
+        cache.layers.append(cache.layer_class_to_replicate())
     made = HistoryLayer(is_sliding=all(cache.is_sliding))
     cache.layers.append(made)
     return made.history

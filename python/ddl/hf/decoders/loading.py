@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
-from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from ddl.errors import InputError
@@ -24,9 +23,10 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 class DDLDecoderForCausalLM(PreTrainedModel):
-    """What AutoModelForCausalLM finds for a DDLDecoderConfig; it makes models of the base's class.
+    """The class that AutoModelForCausalLM has for a DDLDecoderConfig.
 
-    No model is of this class: a converted Llama is a `LlamaForCausalLM` with other layers.
+    It makes models of the base's class; none is of this one. A converted Llama is a
+    `LlamaForCausalLM` with other layers.
     """
 
     config_class = DDLDecoderConfig
@@ -81,5 +81,5 @@ def load_adapter(model: Model, path: str | Path) -> Model:
             must = f"hold the parameters of an adapter for this {config.made_from}"
             raise InputError("path", must, f"{path} with another {name}")
     convert(model, **config.stream)
-    nn.Module.load_state_dict(model, found, strict=False)
+    model.load_state_dict(found, strict=False)
     return model

@@ -72,8 +72,8 @@ class Place(NamedTuple):
     def read(self) -> Read:
         name = f"read_{self.which}"
         module = getattr(self.layer, name)
-        shared = any(getattr(self.layer, f"read_{i}")._shared for i in (1, 2))
-        if active(module) is not module and shared:
+        copied = active(module) is not module
+        if copied and any(getattr(self.layer, f"read_{i}")._shared for i in (1, 2)):
             raise TypeError(
                 f"`{name}` must not be among modules_to_save, because other reads share its "
                 "compression: convert with sublayers_per_compressor=1"

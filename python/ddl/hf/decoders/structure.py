@@ -104,10 +104,10 @@ class Watched:
 
 
 class _Log:
-    """What happens to a stream. name: of the list of layers.
+    """The events of a stream. name: of the list of layers.
 
-    events: of every layer, in order, what happens, in which module, and the tensor. after: the
-    modules that read what the last layer returns.
+    events: of every layer, in order: a kind, the name of a module, and a tensor. after: the names
+    of modules that read the stream behind the last layer.
     """
 
     def __init__(self, name: str) -> None:
@@ -225,8 +225,8 @@ def _norms_of(log: _Log, index: int) -> tuple[str, str]:
     """The names of a layer's norms; raises ValueError if it is built otherwise."""
     events = log.events[index]
     if [kind for kind, _, _ in events] != EXPECTED:
-        said = ", ".join(f"{name} {kind}".strip() for kind, name, _ in events)
-        raise log.refusal(index, f"one in which, in this order, {said}")
+        order = ", ".join(f"{name} {kind}".strip() for kind, name, _ in events)
+        raise log.refusal(index, f"one in which, in this order, {order}")
     for at in (0, 4):
         (_, norm, _), (_, first, _), (_, sublayer, output), (_, _, added) = events[at : at + 4]
         output = output[0] if isinstance(output, tuple) else output

@@ -82,7 +82,15 @@ def check(
                 name = "standard"
                 if scaled:
                     name = "mup" if over == "width" else "completep"
-                rows = curves(residual, over, places, scaled, seeds, device, progress)
+                rows = curves(
+                    residual,
+                    over,
+                    places,
+                    scaled=scaled,
+                    seeds=seeds,
+                    device=device,
+                    progress=progress,
+                )
                 for quantity, derived in DERIVED.items():
                     expected = derived[over == "depth"]
                     if expected is None or quantity not in rows[0]:
@@ -116,6 +124,7 @@ def curves(
     residual: str,
     over: str,
     places: Sequence[int],
+    *,
     scaled: bool,
     seeds: Sequence[int] = SEEDS,
     device: torch.device | None = None,
@@ -180,7 +189,7 @@ def _sizes(config: GPTConfig, seed: int, device: torch.device) -> dict[str, floa
 
 
 def _seen(model: GPT, idx: Tensor) -> dict[str, Tensor]:
-    """What a pass computes, by name: of all sublayers, of the first, of the last, of the head."""
+    """The tensors of a pass by name: of all sublayers, of the first, of the last, of the head."""
     steps: list[Rewrite | Addition] = []
     with torch.no_grad(), installed(hooks_of(model, lambda name, step: steps.append(step))):
         logits = model(idx).logits

@@ -83,6 +83,10 @@ class BenchConfig:
             check_choice("parts", part, get_args(Part))
         alone = COORDINATES not in self.parts or len(self.parts) == 1
         require_given(alone, "parts", f"{COORDINATES} alone, or others")
+        if COORDINATES in self.parts:
+            for name in ("out", "baseline", "json"):
+                must = f"left out with {COORDINATES}, which is no time"
+                require(not getattr(self, name), name, must, getattr(self, name), ("parts",))
         for residual in self.residuals:
             check_choice("residuals", residual, tuple(r for r in RESIDUALS if r != "additive"))
         require_given(len(self.residuals) > 0, "residuals", "at least one residual")

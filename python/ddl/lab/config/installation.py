@@ -82,7 +82,7 @@ class BenchConfig:
         for part in self.parts:
             check_choice("parts", part, get_args(Part))
         alone = COORDINATES not in self.parts or len(self.parts) == 1
-        require_given(alone, "parts", f"{COORDINATES} alone, or others")
+        require(alone, "parts", f"{COORDINATES} alone, or others", self.parts)
         if COORDINATES in self.parts:
             for name in ("out", "baseline", "json"):
                 must = f"left out with {COORDINATES}, which is no time"

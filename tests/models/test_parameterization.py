@@ -213,7 +213,8 @@ def test_sizes_stay_as_derived(residual):
     slopes = list(coordinates.check([residual], widths=(64, 256), depths=(2, 8), seeds=(0,)))
     for slope in slopes:
         if slope.parameterization != "standard":
-            assert abs(slope.found - slope.derived) < 0.15, slope  # 0.1 at ddl bench's sizes
+            # One seed and two places; docs/transfer.md has the slopes at ddl bench's sizes.
+            assert abs(slope.found - slope.derived) < 0.15, slope
     off = {(s.over, s.quantity) for s in slopes if s.parameterization == "standard" and not s.near}
     assert ("width", "Δ logit of the label") in off
     assert ("depth", "first write / state") in off

@@ -120,7 +120,7 @@ def arguments(draw: st.DrawFn, name: str) -> list[Any]:
         elif n not in NEEDED and not stand_in and (group or (n == "weight" and not taps)):
             values.append(None)
         elif stand_in and (group or (n == "compressed" and not taps)):
-            values.append(torch.empty(0, 0))
+            values.append(torch.empty(0, dtype=torch.uint8))
         else:
             values.append(draw(tensors(*shapes[n], meta)))
     return values
@@ -160,4 +160,4 @@ def test_meta_tensors_give_the_same(name: str) -> None:
             assert not isinstance(meta, list), (real, meta)
 
     check()
-    assert accepted > 5, "hardly any arguments came past the schema"
+    assert accepted > 10, "hardly any arguments came past the schema"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddl.lab.config.stored import from_json
 from ddl.lab.config.sweeps import read_sweep
+from ddl.models import GPTConfig
 from study import cost, page, records, side_by_side
 from study.records import Record
 from study.side_by_side import Job
@@ -114,10 +117,8 @@ def test_records_are_of_the_sweeps_options(name: str) -> None:
     left_out = {f"mhc-lr{rate}-s101" for rate in ("0.008", "0.016")} if name == "tuning" else set()
     assert set(runs) - set(found) == left_out
     for made, record in found.items():
-        model, config = record["config"]["model"], runs[made].config
-        assert model == {
-            n: list(x) if isinstance(x, tuple) else x for n, x in vars(config.model).items()
-        }
+        config = runs[made].config
+        assert from_json(GPTConfig, json.dumps(record["config"]["model"])) == config.model
         assert record["config"]["optim"]["lr"] == config.optim.lr
         assert (record["config"]["steps"], record["config"]["seed"]) == (config.steps, config.seed)
         assert record["processor"] == "NVIDIA H200"

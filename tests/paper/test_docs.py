@@ -12,7 +12,7 @@ from ddl.lab.config import PUBLISHED, GPTConfig, paper_code
 from ddl.lab.config.presets import PRESETS
 from ddl.models import GPT
 from ddl.paper import revert
-from ddl.paper.options import SCALAR
+from ddl.paper.options import FIXED, SCALAR
 from tests.paper.test_paper import VARIANTS
 from tests.support import ROOT
 
@@ -30,7 +30,7 @@ def rows(section: str) -> list[list[str]]:
 def written(residual: str, **options: Any) -> dict[str, Any]:
     with torch.device("meta"):
         model = GPT(paper_code(PRESETS["tiny"], {"residual": residual, **options}).model)
-        return revert(model.config, model.state_dict())[0]
+        return revert(model.config, model.state_dict(), layout="o_proj")[0]
 
 
 def test_every_variant_has_its_row() -> None:
@@ -53,10 +53,11 @@ def test_the_published_options_are_those_that_an_export_writes() -> None:
     keys: set[str] = set()
     for residual in PUBLISHED:
         mlp = {"gate": "mlp"} if residual != "additive" else {"mlp_size": 3}
-        keys |= written(residual, **mlp).keys()
+        scaled = {"parameterization": "completep", "base_width": 64, "base_layers": 1}
+        keys |= written(residual, **mlp, **scaled).keys()
     fixed = {"model_type", "use_qk_rmsnorm", "rope_ratio"}  # have no option here
     assert keys - fixed - set(SCALAR.values()) == theirs
-    assert all(f"`{name}`" in TEXT for name in SCALAR.values())
+    assert all(f"`{name}`" in TEXT for name in (*SCALAR.values(), *FIXED))
 
 
 def test_the_differences_are_the_recipes() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ddl.errors import InputError
 from ddl.lab.config import GPTConfig
 from ddl.models import GPT
 from ddl.paper import convert, revert, translate
@@ -83,6 +84,64 @@ def assert_same_state(
 
 
 # --- both directions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["ddl", "tc-ec", "cc"])
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"residual_branch_mult": 0.3}, {"branch_scale": 0.3}),
+        (
+            {"parameterization": "widthmuP", "hidden_size_base": 12},
+            {"parameterization": "mup", "base_width": 12},
+        ),
+        (
+            {
+                "parameterization": "completeP",
+                "hidden_size_base": 12,
+                "num_hidden_layers_base": 1,
+                "residual_branch_mult": None,
+            },
+            {"parameterization": "completep", "base_width": 12, "base_layers": 1},
+        ),
+        (
+            {
+                "parameterization": "spectralP",
+                "hidden_size_base": 48,
+                "num_hidden_layers_base": 3,
+                "residual_branch_mult": 0.6,
+            },
+            {"parameterization": "completep", "base_width": 48, "branch_scale": 0.4},
+        ),
+    ],
+)
+def test_branches_and_logits_that_the_newest_code_scales(
+    variant: str, options: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    theirs = published(variant, **options)
+    config, state = convert(theirs.state_dict(), theirs.config)
+    for name, value in fields.items():
+        assert getattr(config, name) == pytest.approx(value), name
+    if config.parameterization != "mup":  # which the code of the layout c_proj has, too
+        with pytest.raises(InputError, match="layout c_proj"):
+            revert(config, state)
+    their_config, back = revert(config, state, layout="o_proj")
+    again, same = convert(back, their_config)
+    assert_same_state(same, state)
+    assert_same_outputs(theirs, ours(config, state))
+    assert vars(again) == {name: pytest.approx(value) for name, value in vars(config).items()}
+
+
+def test_additions_are_scaled_by_the_parameterization_alone() -> None:
+    theirs = published("additive")
+    deep = {"parameterization": "completeP", "hidden_size_base": 24, "num_hidden_layers_base": 1}
+    for given in (deep, deep | {"residual_branch_mult": 0.5}):  # of two layers
+        config, state = convert(theirs.state_dict(), theirs.config | given)
+        assert (config.times_as_deep, config.branch_scale) == (2, 1)
+        assert revert(config, state, layout="o_proj")[0]["num_hidden_layers_base"] == 1
+    for given in ({"residual_branch_mult": 0.5}, deep | {"residual_branch_mult": 0.25}):
+        with pytest.raises(InputError, match="must be left out of an additive model here"):
+            convert(theirs.state_dict(), theirs.config | given)
 
 
 @pytest.mark.parametrize(("variant", "gate", "value", "correlation"), CASES)

@@ -160,9 +160,17 @@ def test_long_lists_are_cut() -> None:
             " option",
         ),
         (
-            {"parameterization": "completeP"},
-            "`parameterization` in config.json must not scale logits or residual, got completeP:"
-            " the models here have no such option",
+            {"parameterization": "muP"},
+            "`parameterization` in config.json must not be muP, of older code",
+        ),
+        (
+            {"ddl_sequence_reduction_version": 2},
+            "`ddl_sequence_reduction_version` in config.json must be 1, got 2: the models here have"
+            " no such option",
+        ),
+        (
+            {"residual_branch_mult": 0},
+            "`residual_branch_mult` must be positive, got 0",
         ),
         ({"block_size": 1e3}, "`block_size` in config.json must be a whole number, got 1000.0"),
         ({"block_size": True}, "`block_size` in config.json must be a whole number, got true"),
@@ -213,7 +221,7 @@ def test_a_named_variant_is_held_against_the_weights() -> None:
         ({"heads": 2}, "`heads` must be 1 in the paper's code, got 2"),
         ({"erase": "separate"}, "`erase` must be tied in the paper's code, got separate"),
         ({"erase": "none"}, "`erase` must be tied in the paper's code, got none"),
-        ({"branch_scale": 0.5}, "`branch_scale` must be 1 in the paper's code, got 0.5"),
+        ({"branch_scale": 0.5}, "`branch_scale` must be 1 with the layout c_proj, got 0.5"),
     ],
 )
 def test_what_the_paper_does_not_have(fields: dict[str, Any], sentence: str) -> None:

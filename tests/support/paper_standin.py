@@ -35,6 +35,10 @@ DEFAULTS = {
     "ddl_state_shortconv_kernel_size": 4,
     "ddl_state_dv_shortconv_causal": False,
     "input_embed_shortconv_kernel_size": 4,
+    "residual_branch_mult": 1.0,
+    "parameterization": None,
+    "hidden_size_base": 1024,
+    "num_hidden_layers_base": 12,
 }
 
 # Small enough for hundreds of tests.
@@ -143,7 +147,10 @@ class Delta(nn.Module):
         k = k / (k.square().mean(-1, keepdim=True) + self.o.ddl_k_eps**2 / d).sqrt() / math.sqrt(d)
         k = k[..., None]  # (B, T, d, 1)
         v = self.value(raw)[..., None, :]  # (B, T, 1, m)
-        return X + beta * k * (v - k.mT @ X)
+        scale = self.o.residual_branch_mult
+        if scale is None:  # completeP
+            scale = self.o.num_hidden_layers_base / self.o.num_hidden_layers
+        return X + scale * (beta * k * (v - k.mT @ X))
 
 
 class TokenCompressor(nn.Module):
@@ -251,6 +258,7 @@ class PublishedGPT(nn.Module):
         super().__init__()
         o = Options(**options)
         self.variant, self.config = variant, dict(options)
+        self.logits_scale = o.hidden_size_base / o.hidden_size if o.parameterization else 1.0
         kind = variant.removesuffix("-ec")
         self.channels = o.ddl_value_channels if kind in ("tc", "cc") else 1
         blocks = [
@@ -294,7 +302,7 @@ class PublishedGPT(nn.Module):
             X = x[..., None].expand(*x.shape, self.channels)
         for block in self.transformer.h:
             X = block(X)
-        return self.lm_head(self.ln_f(self.readout(X)))
+        return self.lm_head(self.ln_f(self.readout(X))) * self.logits_scale
 
 
 def published(variant: str, **options: Any) -> PublishedGPT:

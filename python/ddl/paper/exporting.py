@@ -33,7 +33,7 @@ def revert(
     """
     if layout not in LAYOUTS:
         raise InputError("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
-    _check_published(config)
+    _check_published(config, layout)
     shapes = shapes_of(config)
     names.check_keys(
         "state_dict",
@@ -60,7 +60,7 @@ def revert(
     return {"model_type": PAPER_MODEL_TYPES[layout]} | options.to_theirs(config), theirs
 
 
-def _check_published(config: GPTConfig) -> None:
+def _check_published(config: GPTConfig, layout: Layout) -> None:
     """Raise InputError for options that the published code does not have."""
     if config.residual not in PUBLISHED:
         expected = f"be {quoted(PUBLISHED)}, those of the papers' code"
@@ -71,10 +71,11 @@ def _check_published(config: GPTConfig) -> None:
     _require(config, "rewrites", 1)
     _require(config, "heads", 1)
     _require(config, "erase", "tied")
-    _require(config, "branch_scale", 1)
-    if config.parameterization == "completep":
-        expected = "be standard or mup in the paper's code"
-        raise InputError("parameterization", expected, repr(config.parameterization))
+    if layout == "c_proj":  # the code of this layout scales no branches
+        _require(config, "branch_scale", 1, "with the layout c_proj")
+        if config.parameterization == "completep":
+            expected = "be standard or mup with the layout c_proj of the paper's code"
+            raise InputError("parameterization", expected, repr(config.parameterization))
     compress = names.stream(config.residual)[0]
     taps, channels = config.compress_kernel_size, config.value_channels
     usual = 8 * config.hidden_size // 3
@@ -95,10 +96,12 @@ def _check_published(config: GPTConfig) -> None:
         )
 
 
-def _require(config: GPTConfig, name: str, expected: Any) -> None:
+def _require(
+    config: GPTConfig, name: str, expected: Any, where: str = "in the paper's code"
+) -> None:
     got = getattr(config, name)
     if got != expected:
-        raise InputError(name, f"be {expected} in the paper's code", got)
+        raise InputError(name, f"be {expected} {where}", got)
 
 
 def _factored(config: GPTConfig, state: State) -> tuple[GPTConfig, State]:

@@ -73,8 +73,9 @@ def translate(
     gate = "mlp" if any(".beta_in." in name or ".beta_out." in name for name in state) else "linear"
     read = options.Options(config, residual)
     width = state[EMBEDDING].shape[1] if EMBEDDING in state else 1  # the names are checked below
-    fields = options.to_ours(read, residual, width)
-    pairs = names.pairs(residual, _blocks(state), gate, fields.get("value", "linear"))
+    layers = _blocks(state)
+    fields = options.to_ours(read, residual, hidden_size=width, num_layers=layers)
+    pairs = names.pairs(residual, layers, gate, fields.get("value", "linear"))
     names.check_keys(
         "state_dict",
         f"a published {residual} model",

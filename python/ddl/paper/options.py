@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddl.errors import InputError, listed
+from ddl.fields import require
 from ddl.models.config import STREAMS, GPTConfig
 from ddl.options import Residual, check_count, check_finite
 
@@ -41,10 +42,10 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "q_activation": (None, "identity"),
     "k_activation": (None, "identity"),
     "v_activation": (None, "identity"),
-    "residual_branch_mult": (None, 1),
+    "ddl_sequence_reduction_version": (1,),
 }
-# `parameterization` of the newest code: these scale logits or residual.
-SCALED = ("widthmup", "completep", "spectralp")
+# `parameterization` of the newest code: all scale the logits, the last two the branches, too.
+SCALED = {"widthmup": "mup", "completep": "completep", "spectralp": "completep"}
 
 
 def check_fixed(config: Mapping[str, Any]) -> None:
@@ -58,11 +59,8 @@ def check_fixed(config: Mapping[str, Any]) -> None:
             )
     name = "parameterization"
     scaled = config.get(name)
-    if str(scaled).lower() in SCALED:
-        raise InputError.sentence(
-            f"`{name}` in config.json must not scale logits or residual, got {scaled}: "
-            "the models here have no such option"
-        )
+    if str(scaled).lower() in ("mup",):
+        raise InputError.sentence(f"`{name}` in config.json must not be {scaled}, of older code")
 
 
 class Options:
@@ -95,17 +93,35 @@ class Options:
             check_finite(name, value)
         return value
 
-    def base_width(self) -> int | None:
-        """The width whose logits are not scaled; None without `mup`."""
+    def scaling(self, num_layers: int) -> dict[str, Any]:
+        """GPTConfig's parameterization with its base; empty unless the logits are scaled."""
         mup = self._config.get("mup")
         if mup not in (None, True, False):
             must = "`mup` in config.json must be true or false"
             raise InputError.sentence(f"{must}, got {_json(mup)}")
-        if not mup:
-            return None
-        base = self._config.get("hidden_size_base", BASE)
-        check_count("hidden_size_base", base)
-        return int(base)
+        kind = SCALED.get(str(self._config.get("parameterization")).lower())
+        if kind is None and not mup:
+            return {}
+        fields = {"parameterization": kind or "mup"}
+        bases = {"base_width": ("hidden_size_base", BASE)}
+        if kind == "completep":
+            bases["base_layers"] = ("num_hidden_layers_base", num_layers)
+        for ours, (theirs, default) in bases.items():
+            base = self._config.get(theirs, default)
+            check_count(theirs, base)
+            fields[ours] = base
+        return fields
+
+    def branch_scale(self, scaling: Mapping[str, Any], num_layers: int) -> float:
+        """The factor of every branch that GPTConfig needs beside this parameterization."""
+        name = "residual_branch_mult"
+        given = self._config.get(name)
+        if given is None:
+            return 1.0
+        check_finite(name, given)
+        require(given > 0, name, "positive", given)
+        scale = float(given) * num_layers / scaling.get("base_layers", num_layers)
+        return 1.0 if math.isclose(scale, 1, rel_tol=1e-12) else scale
 
     def read_init(self) -> float | None:
         """The initial value of the read vectors, which no weight depends on any more."""
@@ -114,19 +130,27 @@ class Options:
         return value
 
 
-def to_ours(options: Options, residual: Residual, hidden_size: int) -> dict[str, Any]:
+def to_ours(
+    options: Options, residual: Residual, *, hidden_size: int, num_layers: int
+) -> dict[str, Any]:
     """The fields of GPTConfig that do not follow from the weights."""
     fields: dict[str, Any] = {
         "block_size": options["block_size"],
         "rope_base": float(options["rope_base"]),
     }
-    wider = 1.0
-    base = options.base_width()
-    if base is not None:
-        fields |= {"parameterization": "mup", "base_width": base}
-        wider = math.sqrt(hidden_size / base)  # by which the models here multiply what follows
+    scaling = options.scaling(num_layers)
+    branch_scale = options.branch_scale(scaling, num_layers)
+    fields |= scaling
+    # By which the models here multiply what follows.
+    wider = math.sqrt(hidden_size / scaling.get("base_width", hidden_size))
     if residual == "additive":
+        if branch_scale != 1:
+            raise InputError.sentence(
+                "`residual_branch_mult` in config.json must be left out of an additive model here, "
+                "where the parameterization alone scales additions"
+            )
         return fields
+    fields["branch_scale"] = branch_scale
     beta = float(options["ddl_beta_init"])
     fields["beta_init"] = min(max(beta, 0.0), 2.0)  # as the published code
     fields["eps_k"] = float(options["ddl_k_eps"]) / wider
@@ -153,11 +177,16 @@ def to_theirs(config: GPTConfig) -> dict[str, Any]:
         "rope_base": config.rope_base,
         "rope_ratio": 1.0,
     }
-    if config.parameterization == "mup":
-        theirs |= {"mup": True, "hidden_size_base": config.base_width}
+    if config.parameterization != "standard":  # `mup` is of older code
+        spelled = {"mup": "widthmuP", "completep": "completeP"}[config.parameterization]
+        theirs |= {"mup": True, "hidden_size_base": config.base_width, "parameterization": spelled}
+    if config.base_layers is not None:
+        theirs["num_hidden_layers_base"] = config.base_layers
     if config.residual == "additive":
         return theirs
     ours = config.rewrite_options
+    if ours["branch_scale"] != 1 or config.parameterization == "completep":
+        theirs["residual_branch_mult"] = ours["branch_scale"]
     eps_k = 0.02 * math.sqrt(config.hidden_size) if config.eps_k is None else ours["eps_k"]
     theirs |= {"ddl_k_eps": eps_k, "ddl_beta_init": config.beta_init}
     theirs |= {

@@ -145,8 +145,9 @@ def to_ours(
     wider = math.sqrt(hidden_size / scaling.get("base_width", hidden_size))
     if residual == "additive":
         if branch_scale != 1:
+            name = "residual_branch_mult"
             raise InputError.sentence(
-                "`residual_branch_mult` in config.json must be left out of an additive model here, "
+                f"`{name}` in config.json must be left out of an additive model here, "
                 "where the parameterization alone scales additions"
             )
         return fields

@@ -38,7 +38,8 @@ def table(which: str) -> str:
         done = {name: found for name in variants if (found := of(records, name, task, rates[name]))}
         if baseline in done:
             rows += [_row(task, name, found, done[baseline]) for name, found in done.items()]
-    found = rows if len(rows) > 2 else ["No variant has all its seeds yet."]
+    missing = f"`{baseline}`, with which all others are compared, has not all its seeds yet."
+    found = rows if len(rows) > 2 else [missing]
     return "\n".join([*found, "", provenance(records)])
 
 

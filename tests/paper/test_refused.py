@@ -161,7 +161,7 @@ def test_long_lists_are_cut() -> None:
         ),
         (
             {"parameterization": "muP"},
-            "`parameterization` in config.json must not be muP, of older code",
+            "`parameterization` in config.json must be widthmuP where logits are scaled, got muP",
         ),
         (
             {"ddl_sequence_reduction_version": 2},

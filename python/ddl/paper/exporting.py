@@ -72,7 +72,7 @@ def _check_published(config: GPTConfig, layout: Layout) -> None:
     _require(config, "heads", 1)
     _require(config, "erase", "tied")
     if layout == "c_proj":  # the code of this layout scales no branches
-        _require(config, "branch_scale", 1, "with the layout c_proj")
+        _require(config, "branch_scale", 1, where="with the layout c_proj")
         if config.parameterization == "completep":
             expected = "be standard or mup with the layout c_proj of the paper's code"
             raise InputError("parameterization", expected, repr(config.parameterization))
@@ -97,7 +97,7 @@ def _check_published(config: GPTConfig, layout: Layout) -> None:
 
 
 def _require(
-    config: GPTConfig, name: str, expected: Any, where: str = "in the paper's code"
+    config: GPTConfig, name: str, expected: Any, *, where: str = "in the paper's code"
 ) -> None:
     got = getattr(config, name)
     if got != expected:

@@ -44,8 +44,10 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "v_activation": (None, "identity"),
     "ddl_sequence_reduction_version": (1,),
 }
-# `parameterization` of the newest code: all scale the logits, the last two the branches, too.
-SCALED = {"widthmup": "mup", "completep": "completep", "spectralp": "completep"}
+# Our parameterizations under the names of the newest code, which scale the logits; completeP scales
+# the branches, too. SCALED: names that are read, in small letters.
+SPELLED = {"mup": "widthmuP", "completep": "completeP"}
+SCALED = {theirs.lower(): ours for ours, theirs in SPELLED.items()} | {"spectralp": "completep"}
 
 
 def check_fixed(config: Mapping[str, Any]) -> None:
@@ -57,10 +59,6 @@ def check_fixed(config: Mapping[str, Any]) -> None:
                 f"`{name}` in config.json must be {expected}, got {_json(config[name])}: "
                 "the models here have no such option"
             )
-    name = "parameterization"
-    scaled = config.get(name)
-    if str(scaled).lower() in ("mup",):
-        raise InputError.sentence(f"`{name}` in config.json must not be {scaled}, of older code")
 
 
 class Options:
@@ -99,7 +97,12 @@ class Options:
         if mup not in (None, True, False):
             must = "`mup` in config.json must be true or false"
             raise InputError.sentence(f"{must}, got {_json(mup)}")
-        kind = SCALED.get(str(self._config.get("parameterization")).lower())
+        name = "parameterization"
+        spelled = str(self._config.get(name)).lower()
+        if spelled == "mup":  # which the newest code refuses, too
+            must = f"`{name}` in config.json must be widthmuP where logits are scaled"
+            raise InputError.sentence(f"{must}, got {self._config[name]}")
+        kind = SCALED.get(spelled)
         if kind is None and not mup:
             return {}
         fields = {"parameterization": kind or "mup"}
@@ -179,8 +182,8 @@ def to_theirs(config: GPTConfig) -> dict[str, Any]:
         "rope_ratio": 1.0,
     }
     if config.parameterization != "standard":  # `mup` is of older code
-        spelled = {"mup": "widthmuP", "completep": "completeP"}[config.parameterization]
-        theirs |= {"mup": True, "hidden_size_base": config.base_width, "parameterization": spelled}
+        theirs |= {"mup": True, "parameterization": SPELLED[config.parameterization]}
+        theirs["hidden_size_base"] = config.base_width
     if config.base_layers is not None:
         theirs["num_hidden_layers_base"] = config.base_layers
     if config.residual == "additive":

@@ -75,17 +75,19 @@ check-tch: $(DEPS) ## lints and documentation of that feature
 # On a GPU the comparison takes twenty minutes with 16 processes, on a core two days. What has a record is kept.
 PROCESSES ?= 1
 
-results: $(EXT) ## docs/results.md, recall.md and decoders.md anew: corpus, all runs, tables, pictures (PROCESSES=16 on a GPU)
+results: $(EXT) ## docs/results.md, recall.md, transfer.md and decoders.md anew: corpus, all runs, tables, pictures (PROCESSES=16 on a GPU)
 	test -e study/corpus.jsonl || $(PY) study/corpus.py study/corpus.jsonl $(ARGS)
 	test -e study/data || $(PY) -m ddl prepare study/corpus.jsonl --out study/data --tokenizer bytes --validation 0.05
 	export OMP_NUM_THREADS=1; \
 	$(PY) -m study.side_by_side tuning main depth equal-flops equal-seconds smaller cpu --processes $(PROCESSES) || exit; \
 	for kind in ours l2 rms; do $(PY) -m study.normalisation $$kind --processes $(PROCESSES) || exit; done; \
 	for task in time depth; do $(PY) -m study.recall $$task --processes $(PROCESSES) || exit; done
+	OMP_NUM_THREADS=1 $(PY) -m study.transfer --processes $(PROCESSES)
 	$(PY) -m study.cost
 	$(PY) -m study.again
 	$(PY) -m study.page
 	$(PY) -m study.recall_page
+	$(PY) -m study.transfer_page
 	$(PY) -m study.finetune
 	$(PY) -m study.finetune --page
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ddl.lab.data import Windows
 from ddl.lab.train import Trainer
 from ddl.lab.train.trainer import Flags, Step
-from ddl.optim import learning_rate
+from ddl.optim import learning_rate, set_learning_rate
 
 WARM_UP = 3  # calls before the capture, as torch.cuda.graph asks for
 
@@ -68,20 +68,21 @@ class GraphedStep:
         for group in optimizer.param_groups:
             group["capturable"] = True
         device = self.parameters[0].device
-        self.lr = torch.zeros((), device=device)
+        self.rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
         self.graphed = Graphed(self._work, device)
 
     def __call__(self, tokens: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         """Take a step on a batch of tokens. Returns the loss and the norm of the gradients."""
-        self.lr.fill_(lr)
+        set_learning_rate(self.optimizer, lr)
+        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+            rate.fill_(group["lr"])
         loss, norm = self.graphed(tokens)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr  # for who saves or shows it
+        set_learning_rate(self.optimizer, lr)  # for who saves or shows it
         return loss, norm
 
     def _work(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
+        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+            group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)  # a graph then has gradients of its own
         loss = self.loss_of(tokens)
         loss.backward()

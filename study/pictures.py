@@ -1,4 +1,4 @@
-"""The pictures of docs/results.md, made from the committed records."""
+"""The pictures of docs/results.md, made from the committed records; others have their looks."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def curves(variants: Variants, path: Path, digest: str) -> None:
             xlabel="step", ylabel="validation loss, nats per byte", title="Mean over the seeds"
         )
         differences.set(xlabel="step", title=f"Difference from {BASELINE}, with 95 % intervals")
-        _clean(losses, differences)
+        clean(losses, differences)
         figure.legend(loc="outside lower center", ncols=len(variants), frameon=False, fontsize=9)
 
-    _save(draw, path, (10, 4.4), digest)
+    save(draw, path, (10, 4.4), digest)
 
 
 def gates(variants: Variants, path: Path, digest: str) -> None:
@@ -70,7 +70,7 @@ def gates(variants: Variants, path: Path, digest: str) -> None:
         figure.colorbar(image, ax=list(rows[0]), label="mean β")
         figure.colorbar(below, ax=list(rows[1]), label="share of tokens")
 
-    _save(draw, path, (2.3 * len(shown) + 1.5, 5.4), digest)
+    save(draw, path, (2.3 * len(shown) + 1.5, 5.4), digest)
 
 
 def spectra(variants: Variants, path: Path, digest: str) -> None:
@@ -99,10 +99,10 @@ def spectra(variants: Variants, path: Path, digest: str) -> None:
         ranks.set(
             xlabel="after sublayers", ylabel="effective rank", title="The stream's value channels"
         )
-        _clean(values, ranks)
+        clean(values, ranks)
         figure.legend(loc="outside lower center", ncols=len(shown), frameon=False, fontsize=9)
 
-    _save(draw, path, (10, 4.2), digest)
+    save(draw, path, (10, 4.2), digest)
 
 
 def survival(variants: Variants, path: Path, digest: str) -> None:
@@ -126,7 +126,7 @@ def survival(variants: Variants, path: Path, digest: str) -> None:
         row[0].set_ylabel("written by")
         figure.colorbar(image, ax=list(row), label="share that is left", shrink=0.8)
 
-    _save(draw, path, (2.3 * len(means) + 1.5, 3.0), digest)
+    save(draw, path, (2.3 * len(means) + 1.5, 3.0), digest)
 
 
 def with_rewrites(variants: Variants) -> dict[str, list[Trained]]:
@@ -156,7 +156,8 @@ def look(number: int) -> dict[str, Any]:
     }
 
 
-def _clean(*plots: Any) -> None:
+def clean(*plots: Any) -> None:
+    """Give axes a light grid and no frame."""
     for axes in plots:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
@@ -168,7 +169,8 @@ def label_steps(axes: Any, steps: Sequence[int]) -> None:
     axes.set_xlabel("step")
 
 
-def _save(draw: Callable[[Any], None], path: Path, size: tuple[float, float], digest: str) -> None:
+def save(draw: Callable[[Any], None], path: Path, size: tuple[float, float], digest: str) -> None:
+    """Draw a figure and write it, with the digest of the records that it shows."""
     import matplotlib
 
     matplotlib.use("Agg")

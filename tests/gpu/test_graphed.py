@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,12 +23,21 @@ def _usual_modes() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("residual", ["additive", "hc", "ddl-cc", "ddl-tc"])
+@pytest.mark.parametrize(
+    ("residual", "scaled"),
+    [
+        ("additive", {}),
+        ("hc", {}),
+        ("ddl-cc", {}),
+        ("ddl-tc", {}),
+        ("ddl-cc", {"parameterization": "mup", "base_width": 8}),  # groups with rates of their own
+    ],
+)
 def test_steps_and_validation(
-    tmp_path: Path, residual: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, residual: str, scaled: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = short(tmp_path, residual, device="cuda", deterministic=True, precision="float32")
-    config = replace(config, accumulation=1, steps=12)
+    config = replace(config, accumulation=1, steps=12, model=replace(config.model, **scaled))
     corpus, device = data.load(config.data), torch.device("cuda")
     own = Trainer(config, corpus, device)
     expected = [own.step() for _ in range(8)]
@@ -49,4 +59,5 @@ def test_steps_and_validation(
     assert Trainer(rest, corpus, device).evaluate() == pytest.approx(whole, rel=1e-6)
     assert len(made.record()) == len(own.record()) > 0  # which a graph would not show
     assert made.steps_done == own.steps_done
-    assert made.optimizer.param_groups[0]["lr"] == own.optimizer.param_groups[0]["lr"]
+    rates = [[group["lr"] for group in each.optimizer.param_groups] for each in (made, own)]
+    assert rates[0] == rates[1]

@@ -1,0 +1,122 @@
+"""Write the table and the picture of docs/transfer.md from the records of study/transfer.py.
+
+python -m study.transfer_page          # after python -m study.transfer
+python -m study.transfer_page --check  # says whether both are current, exit status 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ddl.models import GPTConfig
+from docs.scripts.marked import write_tables
+
+from . import records, transfer
+from .page import made_of
+from .pictures import clean, look, save
+from .records import Record
+from .transfer import DEPTH, WIDTH, Curve, Question
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE, PICTURE = DOCS / "transfer.md", DOCS / "transfer.png"
+
+
+def panels() -> Iterator[tuple[str, Question, list[GPTConfig]]]:
+    """What is compared: a residual and a parameterization over sizes, with its name."""
+    for residual in transfer.RESIDUALS:
+        for question in (WIDTH, DEPTH):
+            for name in ("standard", question.parameterization):
+                models = transfer.curves(question, residual, standard=name == "standard")
+                yield f"{residual}, {name}", question, models
+
+
+def size_of(model: GPTConfig, question: Question) -> str:
+    """What a curve is called: d 64, or 4 layers."""
+    return f"d {model.hidden_size}" if question is WIDTH else f"{model.num_layers} layers"
+
+
+def table(kept: list[Record]) -> str:
+    """The losses by learning rate; the best, once it lies between others, is bold."""
+    if not kept:
+        return "Not trained yet."
+    rates = sorted({record["lr"] for record in kept})
+    rows = [
+        f"| | size | {' | '.join(f'{lr:g}' for lr in rates)} |",
+        f"|---|---|{'---|' * len(rates)}",
+    ]
+    for name, question, models in panels():
+        for model in models:
+            curve = Curve.of(model)
+            losses, best = transfer.losses(curve, kept), transfer.best(curve, kept)[1]
+            cells = [_cell(losses.get(lr), bold=lr == best) for lr in rates]
+            rows.append(f"| {name} | {size_of(model, question)} | {' | '.join(cells)} |")
+    return "\n".join([*rows, "", _provenance(kept)])
+
+
+def _cell(loss: float | None, *, bold: bool) -> str:
+    if loss is None:
+        return "–"
+    return f"**{loss:.4f}**" if bold else f"{loss:.4f}"
+
+
+def _provenance(kept: list[Record]) -> str:
+    processors = ", ".join(sorted({record["processor"] for record in kept}))
+    hours = sum(record["processor_seconds"] for record in kept) / 3600
+    return (
+        f"Validation loss, nats per byte, of {len(kept)} runs of {transfer.STEPS} steps with "
+        f"{transfer.BATCH} × {transfer.BLOCK} bytes, in {hours:.1f} hours of a core ({processors})."
+    )
+
+
+def picture(kept: list[Record], path: Path, digest: str) -> None:
+    """Loss over the learning rate, a line for each size, with the best marked."""
+
+    def draw(figure: Any) -> None:
+        rates = sorted({record["lr"] for record in kept})
+        grid = figure.subplots(len(transfer.RESIDUALS), 4, sharex=True, sharey="row")
+        for axes, (name, question, models) in zip(grid.flat, panels(), strict=True):
+            for number, model in enumerate(models):
+                curve = Curve.of(model)
+                losses = dict(sorted(transfer.losses(curve, kept).items()))
+                label = size_of(model, question)
+                axes.plot([*losses], [*losses.values()], label=label, **look(number))
+                if best := transfer.best(curve, kept)[1]:
+                    full = look(number) | {"markerfacecolor": look(number)["color"]}
+                    axes.plot([best], [losses[best]], **full)
+            axes.set(xscale="log", title=name)
+            axes.set_xticks(rates, [f"{lr:g}" for lr in rates])
+            axes.minorticks_off()
+            axes.legend(frameon=False, fontsize=8)
+            clean(axes)
+        for axes in grid[-1]:
+            axes.set_xlabel("learning rate")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("validation loss, nats per byte")
+
+    save(draw, path, (13, 6.5), digest)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    args = parser.parse_args(arguments)
+    kept = list(records.by_name(transfer.OUT).values())
+    digest = records.digest(transfer.OUT.stem, folder=transfer.OUT.parent)
+    tables = {"transfer": table(kept)}
+    stale = write_tables(PAGE, tables, command="study.transfer_page", check=args.check)
+    if not args.check:
+        picture(kept, PICTURE, digest)
+    elif made_of(PICTURE) != f"records {digest}":
+        print(f"{PICTURE.name} is stale: run python -m study.transfer_page", file=sys.stderr)
+        stale = 1
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())

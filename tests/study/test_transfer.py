@@ -1,0 +1,156 @@
+"""The study of learning rates over sizes: what it trains, and what it makes of the records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddl.models import GPT
+from study import graphed, records, transfer, transfer_page
+from study.transfer import DEPTH, WIDTH, Curve, Question, Run, Size
+
+
+@pytest.mark.parametrize("question", [WIDTH, DEPTH], ids=["width", "depth"])
+@pytest.mark.parametrize("residual", transfer.RESIDUALS)
+def test_at_the_base_both_parameterizations_are_one_model(
+    question: Question, residual: str
+) -> None:
+    plain = transfer.curves(question, residual, standard=True)
+    scaled = transfer.curves(question, residual, standard=False)
+    assert plain[0] == scaled[0]
+    assert all(model.parameterization == "standard" for model in plain)
+    assert all(model.parameterization == question.parameterization for model in scaled[1:])
+    assert [Curve.of(model).size for model in scaled] == list(question.sizes)
+
+
+def test_small_models_are_trained_first_and_each_once() -> None:
+    planned = transfer.planned([])
+    names = [run.name for run in planned]
+    assert len(set(names)) == len(names)
+    models = 2 * (3 + 2 + 3 + 3)  # d64-L4 serves both questions
+    assert len(names) == models * len(transfer.RATES)
+    weights = [run.model.hidden_size**2 * run.model.num_layers for run in planned]
+    assert weights == sorted(weights)
+
+
+def a_record(lr: float, loss: float) -> dict[str, Any]:
+    return {
+        "name": f"{lr:g}",
+        "residual": "additive",
+        "parameterization": "mup",
+        "width": 128,
+        "layers": 4,
+        "lr": lr,
+        "loss": loss,
+    }
+
+
+def test_the_best_rate_lies_between_others() -> None:
+    curve = Curve("additive", "mup", Size(128, 4))
+    kept = [a_record(lr, loss) for lr, loss in zip(transfer.RATES, (4, 3, 2, 1), strict=True)]
+    assert transfer.best(curve, kept) == ([*transfer.RATES, 3.2e-2], None)
+    kept.append(a_record(3.2e-2, 1.5))
+    assert transfer.best(curve, kept)[1] == 1.6e-2
+    assert transfer.best(curve._replace(parameterization="standard"), kept)[1] is None
+
+
+def test_a_record_has_the_loss_of_a_trained_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("abcd" * 5000)
+    monkeypatch.setattr(transfer, "STEPS", 40)
+    monkeypatch.setattr(transfer, "SCORED", 2)
+    model = replace(
+        WIDTH.model("ddl-cc", Size(128, 4), standard=False), num_layers=1, block_size=32
+    )
+    run = Run(model, 4e-3)
+    config = replace(run.config, data=str(text), steps=40)
+    monkeypatch.setattr(Run, "config", config)
+    record = transfer.record_of(run)
+    assert record["name"] == "ddl-cc-mup-d128-L1-lr0.004"
+    assert record["loss"] < 1.0, "of 5.5, that of random letters"
+    assert record["parameters"] == GPT(model).num_parameters()
+
+
+def test_a_graphed_step_scales_the_rates_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of mup, whose groups have rates of their own; the graph itself needs a GPU."""
+
+    class Called:
+        def __init__(self, work: Any, device: torch.device) -> None:
+            self.work = work
+
+        def __call__(self, tokens: torch.Tensor) -> Any:
+            return self.work(tokens)
+
+    monkeypatch.setattr(graphed, "Graphed", Called)
+    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    groups = [{"params": [first]}, {"params": [second], "lr_scale": 0.25}]
+    optimizer: Any = torch.optim.SGD(groups, lr=1.0)
+    step = graphed.GraphedStep(optimizer, lambda tokens: tokens.sum() * (first + second).sum(), 1e9)
+    for lr in (1.0, 0.5):
+        step(torch.ones(2), lr)
+    assert first.item() == pytest.approx(-2 * (1.0 + 0.5))
+    assert second.item() == pytest.approx(-2 * (1.0 + 0.5) / 4)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.125]
+
+
+def records_of_everything() -> list[dict[str, Any]]:
+    """As if the best rate were 4e-3 everywhere, but 8e-3 at width 256 in the standard one."""
+    kept = []
+    for run in transfer.planned([]):
+        curve = Curve.of(run.model)
+        moved = curve.parameterization == "standard" and curve.size.width == 256
+        kept.append(
+            a_record(run.lr, 1.5 + abs(math.log2(run.lr / (8e-3 if moved else 4e-3))) / 10)
+            | {"name": run.name, "residual": curve.residual, "processor_seconds": 60}
+            | {"parameterization": curve.parameterization, "processor": "a processor"}
+            | {"width": curve.size.width, "layers": curve.size.layers}
+        )
+    return kept
+
+
+def test_the_table_has_a_row_for_every_curve_with_its_best_in_bold() -> None:
+    head, _, *rows, _, end = transfer_page.table(records_of_everything()).splitlines()
+    assert head == "| | size | 0.002 | 0.004 | 0.008 | 0.016 |"
+    assert "| ddl-cc, mup | d 256 | 1.6000 | **1.5000** | 1.6000 | 1.7000 |" in rows
+    assert "| additive, standard | d 256 | 1.7000 | 1.6000 | **1.5000** | 1.6000 |" in rows
+    assert "| additive, completep | 16 layers | 1.6000 | **1.5000** | 1.6000 | 1.7000 |" in rows
+    assert len(rows) == 2 * (3 + 3 + 4 + 4)
+    assert "88 runs" in end
+    assert "1.5 hours" in end
+    assert transfer_page.table([]) == "Not trained yet."
+
+
+def test_a_missing_run_leaves_a_dash_and_nothing_bold() -> None:
+    kept = [each for each in records_of_everything() if each["lr"] != 2e-3]
+    assert "**" not in transfer_page.table(kept)
+
+
+def test_the_page_is_written_and_found_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("PAGE", "PICTURE"):
+        file = getattr(transfer_page, name)
+        monkeypatch.setattr(transfer_page, name, tmp_path / file.name)
+    transfer_page.PAGE.write_text("<!-- transfer: begin -->\n<!-- transfer: end -->\n")
+    monkeypatch.setattr(transfer, "OUT", tmp_path / "text.jsonl")
+    for record in records_of_everything():
+        records.keep(transfer.OUT, record)
+    assert transfer_page.main([]) == 0
+    assert transfer_page.main(["--check"]) == 0
+    records.keep(transfer.OUT, records_of_everything()[0] | {"loss": 1.0})
+    assert transfer_page.main(["--check"]) == 1
+    found = capsys.readouterr().err
+    assert "transfer.md is stale" in found
+    assert "transfer.png is stale" in found
+
+
+def test_the_committed_page_is_current() -> None:
+    assert transfer_page.main(["--check"]) == 0

@@ -121,6 +121,7 @@ struct Forward<'a, T: Stored> {
 
 impl<T: Stored> WithSimd for Forward<'_, T> {
     type Output = Result<()>;
+    const AVX512: bool = T::Accum::AVX512;
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
         if self.tokens.is_empty() {
@@ -200,6 +201,7 @@ struct Backward<'a, T: Stored> {
 
 impl<T: Stored> WithSimd for Backward<'_, T> {
     type Output = Result<()>;
+    const AVX512: bool = T::Accum::AVX512;
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
         if self.tokens.is_empty() {

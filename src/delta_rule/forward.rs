@@ -66,6 +66,7 @@ struct Forward<'a, A> {
 
 impl<A: Sliced> WithSimd for Forward<'_, A> {
     type Output = Result<()>;
+    const AVX512: bool = A::AVX512;
 
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {

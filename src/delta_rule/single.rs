@@ -46,6 +46,7 @@ struct Step<'a, A> {
 
 impl<A: Sliced> WithSimd for Step<'_, A> {
     type Output = Result<()>;
+    const AVX512: bool = A::AVX512;
 
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {

@@ -76,6 +76,7 @@ pub struct Add<'a, 'b, A> {
 
 impl<A: Sliced> WithSimd for Add<'_, '_, A> {
     type Output = Result<()>;
+    const AVX512: bool = A::AVX512;
 
     #[inline(always)]
     fn run<S: Interleaved>(self, _: S) -> Result<()> {

@@ -20,6 +20,7 @@ pub struct Walk<'a, A> {
 
 impl<A: Sliced> WithSimd for Walk<'_, A> {
     type Output = ();
+    const AVX512: bool = A::AVX512;
 
     #[inline(always)]
     fn run<S: Interleaved>(self, simd: S) {

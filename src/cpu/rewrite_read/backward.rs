@@ -178,6 +178,7 @@ struct Arithmetic<T: Stored> {
 
 impl<T: Stored> WithSimd for Part<'_, T> {
     type Output = Result<()>;
+    const AVX512: bool = T::Accum::AVX512;
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
         let (taps, m) = (self.problem.taps(), self.problem.sizes.m);

@@ -130,6 +130,7 @@ impl<A: Accum> Scratch<A> {
 
 impl<T: Stored> WithSimd for Part<'_, T> {
     type Output = Result<()>;
+    const AVX512: bool = T::Accum::AVX512;
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
         let arithmetic = T::arithmetic(simd, self.problem.sizes.m, true);

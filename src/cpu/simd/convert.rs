@@ -10,6 +10,8 @@ use crate::tensor::{Dtype, Element};
 
 /// The accumulation type: f64 for float64 tensors, f32 for all others.
 pub trait Accum: Element + Lanes {
+    /// whether code in this type is compiled for AVX-512, too
+    const AVX512: bool;
     fn from_f32(value: f32) -> Self;
     fn from_f64(value: f64) -> Self;
     fn to_f32(self) -> f32;
@@ -18,6 +20,7 @@ pub trait Accum: Element + Lanes {
 }
 
 impl Accum for f32 {
+    const AVX512: bool = true;
     #[inline(always)]
     fn from_f32(value: f32) -> f32 {
         value
@@ -41,6 +44,7 @@ impl Accum for f32 {
 }
 
 impl Accum for f64 {
+    const AVX512: bool = false;
     #[inline(always)]
     fn from_f32(value: f32) -> f64 {
         value as f64

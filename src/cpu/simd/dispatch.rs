@@ -15,6 +15,9 @@ use crate::environment;
 /// function is compiled without them, unless it enters `vectorize` itself.
 pub trait WithSimd {
     type Output;
+    /// Whether to compile it for AVX-512, too. Code in float64 is left out: it is used to check, and takes much
+    /// room.
+    const AVX512: bool = true;
     fn run<S: Interleaved>(self, simd: S) -> Self::Output;
 }
 
@@ -42,21 +45,23 @@ fn run_at<B: WithSimd>(level: Level, body: B) -> B::Output {
     #[cfg(target_arch = "x86_64")]
     match level {
         // SSE4.2 is left out: processors with it and without AVX2 are rare, and each level adds much code.
-        Level::Avx512(simd) => simd.vectorize(
+        Level::Avx512(simd) if B::AVX512 => simd.vectorize(
             #[inline(always)]
             || body.run(simd),
         ),
-        Level::Avx2(simd) => simd.vectorize(
-            #[inline(always)]
-            || body.run(simd),
-        ),
-        level => {
-            let simd = level.as_sse2().expect("every x86-64 processor has SSE2");
-            simd.vectorize(
+        level => match level.as_avx2() {
+            Some(simd) => simd.vectorize(
                 #[inline(always)]
                 || body.run(simd),
-            )
-        }
+            ),
+            None => {
+                let simd = level.as_sse2().expect("every x86-64 processor has SSE2");
+                simd.vectorize(
+                    #[inline(always)]
+                    || body.run(simd),
+                )
+            }
+        },
     }
     #[cfg(not(target_arch = "x86_64"))]
     fearless_simd::dispatch!(level, simd => body.run(simd))

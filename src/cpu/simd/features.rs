@@ -61,6 +61,7 @@ struct Widen<'a, T, A> {
 
 impl<T: Convert, A: Accum> WithSimd for Widen<'_, T, A> {
     type Output = ();
+    const AVX512: bool = A::AVX512;
     #[inline(always)]
     fn run<S: Interleaved>(self, _: S) {
         self.to.iter_mut().zip(self.stored).for_each(|(to, from)| *to = from.widen());
@@ -74,6 +75,7 @@ struct Round<'a, T, A> {
 
 impl<T: Convert, A: Accum> WithSimd for Round<'_, T, A> {
     type Output = ();
+    const AVX512: bool = A::AVX512;
     #[inline(always)]
     fn run<S: Interleaved>(self, _: S) {
         self.stored.iter_mut().zip(self.from).for_each(|(to, from)| *to = T::narrow(*from));

@@ -149,6 +149,7 @@ Erase = Literal["tied", "none", "separate"]
 ValueFrom = Literal["context", "compressed"]
 Compress = Literal["identity", "channel", "token"]
 Scaling = Literal["standard", "mup", "completep"]  # of a model with width and depth
+InitialWeights = Literal["standard", "paper-code"]
 Parameterization = Literal["direct", "factored"]
 ExpandKind = Literal["repeat", "conv"]
 MixerKind = Literal[
@@ -297,6 +298,16 @@ MODEL_OPTIONS: Options = {
     ),
     "base_layers": Option(
         None, partial(check_count, optional=True), [{"parameterization": "completep"}]
+    ),
+    "initial_weights": Option(
+        "standard",
+        get_args(InitialWeights),
+        [
+            {
+                "parameterization": "standard",
+                "residual": "additive ddl ddl-cc ddl-cc-noec ddl-tc ddl-tc-noec",
+            }
+        ],
     ),
     "value_channels": Option(
         4,

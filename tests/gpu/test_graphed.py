@@ -30,7 +30,7 @@ def _usual_modes() -> Iterator[None]:
         ("hc", {}),
         ("ddl-cc", {}),
         ("ddl-tc", {}),
-        ("ddl-cc", {"parameterization": "mup", "base_width": 8}),  # groups with rates of their own
+        ("ddl-cc", {"parameterization": "mup", "base_width": 16}),  # groups with rates of their own
     ],
 )
 def test_steps_and_validation(

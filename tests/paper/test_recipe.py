@@ -21,7 +21,8 @@ MEDIUM = {"num_hidden_layers": 24, "num_attention_heads": 8, "hidden_size": 1024
 
 def published_config(variant: str, **options: Any) -> GPTConfig:
     with torch.device("meta"):
-        return convert(PublishedGPT(variant, **options).state_dict(), options)[0]
+        made = convert(PublishedGPT(variant, **options).state_dict(), options)[0]
+    return replace(made, initial_weights="paper-code")  # which a checkpoint does not say
 
 
 @pytest.mark.parametrize(("preset", "sizes"), [("small", {}), ("medium", MEDIUM)])
@@ -58,8 +59,12 @@ def test_an_option_of_the_recipe_without_effect_keeps_its_default() -> None:
     def of(**given: Any) -> GPTConfig:
         return paper_code(PRESETS["tiny"], given).model
 
-    assert of(residual="additive") == replace(PRESETS["tiny"].model, residual="additive")
+    additive = replace(PRESETS["tiny"].model, residual="additive", initial_weights="paper-code")
+    assert of(residual="additive") == additive
+    assert of(residual="hc") == replace(PRESETS["tiny"].model, residual="hc")
     assert of(mapping="v").value_from == "context"
+    scaled = of(parameterization="mup", base_width=64)
+    assert scaled.initial_weights == "standard"
     direct = of(compress_parameterization="direct", value_channels=2)
     assert (direct.compress_parameterization, direct.compress_kernel_size) == ("direct", 4)
     with pytest.raises(InputError, match=r"^`value_channels` must be left at 4 unless residual="):
@@ -70,7 +75,7 @@ def test_an_option_of_the_recipe_without_effect_keeps_its_default() -> None:
 def test_what_is_given_wins(name: str) -> None:
     others = {
         "eps_k": 0.5, "value": "linear", "value_scale": 2.0, "value_from": "context",
-        "compress_parameterization": "direct",
+        "compress_parameterization": "direct", "initial_weights": "standard",
     }  # fmt: skip
     given = {name: others[name]}
     model = paper_code(PRESETS["tiny"], given).model
@@ -85,6 +90,6 @@ def test_its_models_can_be_written_in_the_published_format() -> None:
         model = GPT(paper_code(PRESETS["tiny"], {"residual": residual}).model)
         their_config, theirs = revert(model.config, model.state_dict())
         config, state = convert(theirs, their_config)
-        assert config == model.config
+        assert replace(config, initial_weights="paper-code") == model.config
         for name, tensor in model.state_dict().items():
             assert torch.equal(state[name], tensor)

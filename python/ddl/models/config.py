@@ -22,6 +22,7 @@ from ddl.options import (
     ExpandKind,
     Gate,
     GateFrom,
+    InitialWeights,
     Mapping,
     Mixer,
     MixerGated,
@@ -134,6 +135,10 @@ class GPTConfig:
     its attention heads are as wide as here."""
     base_layers: int | None = None
     """num_layers of that model, with `completep`."""
+    initial_weights: InitialWeights = "standard"
+    """What a new model starts with. standard: as the papers' text says, and what `beta_init` and
+    `value_init` say. paper-code: as the newest published code, where gates and values start at
+    random, and sublayers smaller in deep models."""
 
     value_channels: int = 4
     """Value channels m of ddl-cc, ddl-tc and expanded; streams of hc, mhc, independent-hc and
@@ -234,6 +239,7 @@ class GPTConfig:
         check_residual(given, self.hidden_size, channels)
         self._check_heads()
         self._check_scaling()
+        self._check_initial_weights()
 
     def _check_scaling(self) -> None:
         """Raise unless there is a model to scale from."""
@@ -256,6 +262,13 @@ class GPTConfig:
         require(
             self.base_width % self.heads == 0, "base_width", blocks, self.base_width, ("heads",)
         )
+
+    def _check_initial_weights(self) -> None:
+        """Raise if a start of the value was chosen that these initial weights do not have."""
+        if self.initial_weights == "paper-code" and self.value_init != GPTConfig.value_init:
+            default = GPTConfig.value_init
+            expected = f'be left at {default} unless initial_weights="standard"'
+            raise InputError("value_init", expected, repr(self.value_init), ("initial_weights",))
 
     def _check_fixed(self) -> dict[str, Any]:
         """Set the options that the residual sets, and return them; raise if one was chosen that is

@@ -22,6 +22,7 @@ from ddl.nn.mixers import DeltaMixer
 from ddl.ops.checks import check_is_tensor
 from ddl.options import check_count, is_whole
 
+from . import published
 from .cache import Cache
 from .config import GPTConfig
 from .sampling import Sampling
@@ -68,11 +69,15 @@ class GPT(nn.Module):
         # Before the trunk exists, so that equal seeds give equal backbones for every residual.
         self._reset_backbone(sublayers)
         self.trunk = make_trunk(config, sublayers)
+        if config.initial_weights == "paper-code":
+            published.draw_stream(self.trunk)
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew: first the backbone, then the residual's."""
         self._reset_backbone(self.trunk.sublayers)
         self.trunk.reset_parameters()
+        if self.config.initial_weights == "paper-code":
+            published.draw_stream(self.trunk)
 
     @torch.no_grad()
     def _reset_backbone(self, sublayers: nn.ModuleList) -> None:
@@ -84,6 +89,8 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=std)
             elif isinstance(module, nn.RMSNorm | Rotary | DeltaMixer):  # before what it contains
                 module.reset_parameters()
+        if self.config.initial_weights == "paper-code":
+            published.draw_backbone(sublayers, self.config.num_layers)
 
     def forward(
         self,

@@ -19,15 +19,16 @@ PAPER_CODE: dict[str, Any] = {
     "value_scale": 4.0,
     "value_from": "compressed",
     "compress_parameterization": "factored",
+    "initial_weights": "paper-code",
 }
 
 
 def paper_code(config: TrainConfig, given: Mapping[str, Any] | None = None) -> TrainConfig:
     """Return `config` with the options that the papers' published code has by default.
 
-    These are ε_k = 1e-5, values 4·sigmoid(W x + b) of the raw read x, factored compressors, and
-    weight decay for whatever has two or more dimensions. That code has no trainer: the decay is the
-    rule of nanoGPT, on which the papers say they build. Initial weights stay ours.
+    These are ε_k = 1e-5, values 4·sigmoid(W x + b) of the raw read x, factored compressors, the
+    initial weights, and weight decay for whatever has two or more dimensions. That code has no
+    trainer: the decay is the rule of nanoGPT, on which the papers say they build.
 
     given: fields of GPTConfig that win over the recipe. An option of the recipe that has no effect
     beside them keeps its default. Raises InputError if they do not fit each other.

@@ -202,8 +202,8 @@ def check_layers(name: str, layers: Any) -> None:
     if layers is None:
         return
     fits = isinstance(layers, list | tuple) and all(is_whole(i) and i >= 0 for i in layers)
-    if not fits or len(set(layers)) != len(layers):
-        refuse(name, "numbers of layers from 0 on, each once, or None", layers)
+    if not fits or not layers or len(set(layers)) != len(layers):
+        refuse(name, "one or more numbers of layers from 0 on, each once, or None", layers)
 
 
 def check_mixer_gated(name: str, gated: Any) -> None:

@@ -169,23 +169,27 @@ fn accumulated(dtype: Dtype) -> Dtype {
     if dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 }
 }
 
+const QUERIES: &str = "(batch, time, heads, key_features), the latter two from 1 on";
+
 /// Returns the sizes; fails if the shapes do not belong together.
 fn sizes_of(q: &Tensor, k: &Tensor, v: &Tensor, beta: &Tensor) -> Result<OverTime> {
     fn wrong<T>(tensor: &Tensor, expected: String) -> Result<T> {
         Err(Error::Shape { name: tensor.name, expected, got: shape_text(&tensor.shape) })
     }
     let &[batch, time, queries, key] = q.shape.as_slice() else {
-        return wrong(q, "(batch, time, heads, key_features)".into());
+        return wrong(q, QUERIES.into());
     };
     if queries == 0 || key == 0 {
-        return wrong(q, "(batch, time, heads, key_features)".into());
+        return wrong(q, QUERIES.into());
     }
     q.expect_reachable()?;
     q.expect_dtype(&Dtype::NUMBERS)?;
     let (steps, states) = match *beta.shape.as_slice() {
         [b, t, states] if [b, t] == [batch, time] && states > 0 => (None, states),
         [b, t, steps, states] if [b, t] == [batch, time] && states > 0 && steps > 0 => (Some(steps), states),
-        _ => return wrong(beta, format!("({batch}, {time}, H) or ({batch}, {time}, n, H)")),
+        _ => {
+            return wrong(beta, format!("({batch}, {time}, H) or ({batch}, {time}, n, H), n and H from 1 on"));
+        }
     };
     let axis = steps.map_or(String::new(), |steps| format!("{steps}, "));
     if !states.is_multiple_of(queries) && !queries.is_multiple_of(states) {
@@ -195,7 +199,8 @@ fn sizes_of(q: &Tensor, k: &Tensor, v: &Tensor, beta: &Tensor) -> Result<OverTim
     }
     let heads = |tensor: &Tensor, features: Option<usize>| {
         let name = features.map_or("V".into(), |features| features.to_string());
-        let expected = format!("({batch}, {time}, {axis}h, {name}) with h that divides {states}");
+        let wide = if features.is_none() { " and V from 1 on" } else { "" };
+        let expected = format!("({batch}, {time}, {axis}h, {name}) with h that divides {states}{wide}");
         let Some((&[heads, last], first)) = tensor.shape.split_last_chunk::<2>().map(|(a, b)| (b, a)) else {
             return wrong(tensor, expected);
         };

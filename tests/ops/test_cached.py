@@ -293,5 +293,7 @@ def test_another_device_is_refused():
 def test_nothing_is_recorded(name):
     given = case(F64, 2, 4)
     given["compress"].requires_grad_()
-    with pytest.raises(ValueError, match=r"^a cached read must be called under torch.no_grad\(\)"):
+    with pytest.raises(
+        ValueError, match=r"^a step with a cache must be called under torch.no_grad\(\)"
+    ):
         in_pieces(given, name, [5, 6])

@@ -37,8 +37,8 @@ def wrong_dtype(argument: str, dtype: torch.dtype, expected: str) -> Case:
     return Case("delta_rule", {argument: got}, TypeError, sentence)
 
 
-QUERIES = "(batch, time, heads, key_features)"
-GATES = f"({B}, {T}, H) or ({B}, {T}, n, H)"
+QUERIES = "(batch, time, heads, key_features), the latter two from 1 on"
+GATES = f"({B}, {T}, H) or ({B}, {T}, n, H), n and H from 1 on"
 CASES = [
     wrong("q", zeros(B, T, D), QUERIES),
     wrong("q", zeros(B, T, 0, D), QUERIES),
@@ -52,9 +52,9 @@ CASES = [
     wrong("k", zeros(B, T, 4, D), "(2, 5, h, 4) with h that divides 2"),
     wrong("k", zeros(B, T, 0, D), "(2, 5, h, 4) with h that divides 2"),
     wrong("k", zeros(B, T, 1, 2, D), "(2, 5, h, 4) with h that divides 2"),
-    wrong("v", zeros(B, T, 3, M), "(2, 5, h, V) with h that divides 2"),
-    wrong("v", zeros(B, T, 2, 0), "(2, 5, h, V) with h that divides 2"),
-    wrong("v", zeros(B, T), "(2, 5, h, V) with h that divides 2"),
+    wrong("v", zeros(B, T, 3, M), "(2, 5, h, V) with h that divides 2 and V from 1 on"),
+    wrong("v", zeros(B, T, 2, 0), "(2, 5, h, V) with h that divides 2 and V from 1 on"),
+    wrong("v", zeros(B, T), "(2, 5, h, V) with h that divides 2 and V from 1 on"),
     Case(
         "delta_rule",
         {"beta": zeros(B, T, 3, 2)},

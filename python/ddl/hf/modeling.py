@@ -267,11 +267,13 @@ class DDLForCausalLM(OurModel):
         if kind not in (None, "dynamic"):
             raise ValueError(
                 f"`cache_implementation` must be left out, got {kind!r}: a DDL model's own cache "
-                "also holds what its convolutions over time have seen"
+                "also holds what its convolutions and mixers have seen"
             )
-        # One more than block_size, because the model never reads the last new token.
+        # One more than block_size, because the model never reads the last new token. Without
+        # attention there are no positions, and states take the same memory after any number.
         most, asked = self.config.block_size + 1, generation_config.max_length
-        if asked is not None and asked > most:
+        limited = self._gpt_config.attends or not generation_config.use_cache
+        if asked is not None and asked > most and limited:
             expected = f"prompt and new tokens within {most}, the context and one more"
             raise ValueError(f"`max_new_tokens` must keep {expected}, got {asked} in all")
         if generation_config.use_cache and model_kwargs.get("past_key_values") is None:

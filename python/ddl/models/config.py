@@ -286,7 +286,7 @@ class GPTConfig:
         """Raise unless the layers exist; keep them in order, as JSON's list would not be equal."""
         if self.mixer_layers is not None:
             layers = tuple(sorted(int(layer) for layer in self.mixer_layers))
-            within = not layers or layers[-1] < self.num_layers
+            within = layers[-1] < self.num_layers
             expected = f"numbers below the {self.num_layers} layers"
             require(within, "mixer_layers", expected, self.mixer_layers, ("num_layers",))
             object.__setattr__(self, "mixer_layers", layers)

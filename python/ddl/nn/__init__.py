@@ -1,5 +1,6 @@
 """The modules: each holds parameters and calls one fused operator."""
 
+from .convolution import Slot
 from .expand import Expand
 from .history import History
 from .mixers import DeltaMixer
@@ -7,4 +8,4 @@ from .read import Read
 from .residual import DeltaResidual
 from .stream import DeltaStream
 
-__all__ = ["DeltaMixer", "DeltaResidual", "DeltaStream", "Expand", "History", "Read"]
+__all__ = ["DeltaMixer", "DeltaResidual", "DeltaStream", "Expand", "History", "Read", "Slot"]

@@ -16,7 +16,10 @@ __all__ = ["Slot", "continue_in", "convolve"]
 
 
 class Slot(NamedTuple):
-    """A place in a history, where a convolution leaves what its next tokens need."""
+    """A place in a history, where a convolution or mixer leaves what its next tokens need.
+
+    history: of one batch of sequences. name: the module's own among those that share the history.
+    """
 
     history: History
     name: str

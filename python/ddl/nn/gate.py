@@ -76,6 +76,6 @@ def squash(logit: Tensor) -> Tensor:
     return 2 * torch.sigmoid(logit.squeeze(-1) if logit.shape[-1] == 1 else logit)
 
 
-def shut(gate: Tensor, keep: Tensor) -> Tensor:
-    """The gates of a `Write`, β (…,) or with further axes; zeros where `keep` (…,) is False."""
-    return gate * keep[(..., *[None] * (gate.ndim - keep.ndim))]
+def shut(x: Tensor, keep: Tensor) -> Tensor:
+    """x (…,) or with further axes, such as a gate; zeros where `keep` (…,) is False, not NaN."""
+    return x.where(keep[(..., *[None] * (x.ndim - keep.ndim))], 0)

@@ -45,11 +45,11 @@ class _Recorded(NamedTuple):
 
 
 class History:
-    """The past tokens that the convolutions over time of a stream need, by name.
+    """What past tokens leave for the convolutions over time of a stream and for mixers, by name.
 
     A token read and a convolved gate keep what past tokens add to their next K − 1 outputs, an
-    expansion with expand="conv" its last K − 1 inputs. Nothing is kept before the first token, and
-    a stream without such convolutions leaves the History empty.
+    expansion with expand="conv" its last K − 1 inputs, a DeltaMixer its states, too. Nothing is
+    kept before the first token, and a stream without any of these leaves the History empty.
 
     A History belongs to one stream and one batch of sequences; `stream(x, history=history)` reads
     and extends it, without gradients. What the stream's parameters amount to is computed once per

@@ -28,6 +28,7 @@ from ddl.results import Chain, ReadParameters
 from .cached import Call, continued
 from .checks import check_returned, check_stream, require_exact_type
 from .expand import Expand
+from .gate import shut
 from .history import History
 from .linear import form_pruned
 from .read import Read, make_reads
@@ -215,7 +216,7 @@ class DeltaStream(nn.Module):
             expected = f"shape (batch, time, {self.hidden_size}) with a history"
             raise ValueError(f"`x` must have {expected}, got {tuple(x.shape)}")
         if keep is not None:
-            x = x * keep.unsqueeze(-1)
+            x = shut(x, keep)
         x = as_stream(x, self.stream_dtype)
         if history is None:
             return self._run(x, keep, document_starts, call)

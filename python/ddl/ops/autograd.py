@@ -234,8 +234,8 @@ def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def refuse_recording(ctx: Any, inputs: tuple[Any, ...], output: Any) -> NoReturn:
     """Raise ValueError in place of a save."""
     raise ValueError(
-        "a cached read must be called under torch.no_grad() or torch.inference_mode(), got a call "
-        "that records gradients"
+        "a step with a cache must be called under torch.no_grad() or torch.inference_mode(), got a "
+        "call that records gradients"
     )
 
 

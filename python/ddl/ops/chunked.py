@@ -48,7 +48,7 @@ class _Problem(NamedTuple):
 
 
 def delta_rule(given: Any) -> tuple[Tensor, Tensor]:
-    """Return y and the final state for the arguments of `ddl.delta_rule`, by name."""
+    """Return y and the final state for the arguments of `ddl.functional.delta_rule`, by name."""
     scale = given.k.shape[-1] ** -0.5 if given.scale is None else given.scale
     with without_autocast(given.v):
         if _kernels_take(given):

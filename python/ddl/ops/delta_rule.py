@@ -1,4 +1,4 @@
-"""The arguments and outputs of `ddl.delta_rule`: checks, and the shapes of what it returns."""
+"""The arguments of `ddl.functional.delta_rule`: checks; and the shapes of what it returns."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def check_delta_rule(given: Any) -> None:
     """Check the arguments; `given` has them by name."""
     q, beta, g, state = given.q, given.beta, given.g, given.initial_state
     if q.ndim != 4 or 0 in q.shape[2:]:
-        expected = "(batch, time, heads, key_features)"
+        expected = "(batch, time, heads, key_features), the latter two from 1 on"
         raise ValueError(f"`q` must have shape {expected}, got {tuple(q.shape)}")
     check_dtype("q", q)
     B, T, queries, K = q.shape
     if beta.ndim not in (3, 4) or beta.shape[:2] != q.shape[:2] or 0 in beta.shape[2:]:
-        expected = f"({B}, {T}, H) or ({B}, {T}, n, H)"
+        expected = f"({B}, {T}, H) or ({B}, {T}, n, H), n and H from 1 on"
         raise ValueError(f"`beta` must have shape {expected}, got {tuple(beta.shape)}")
     H = beta.shape[-1]
     if H % queries and queries % H:
@@ -69,7 +69,8 @@ def _check_heads(name: str, tensor: Tensor, beta: Tensor, features: int | None) 
     fits = len(shape) == len(batch) + 2 and shape[:-2] == tuple(batch) and 0 not in shape[-2:]
     if not fits or H % shape[-2] or features not in (None, shape[-1]):
         axes = ", ".join(map(str, (*batch, "h", "V" if features is None else features)))
-        raise ValueError(f"`{name}` must have shape ({axes}) with h that divides {H}, got {shape}")
+        sizes = f"h that divides {H}" + (" and V from 1 on" if features is None else "")
+        raise ValueError(f"`{name}` must have shape ({axes}) with {sizes}, got {shape}")
 
 
 def outputs(given: Any) -> tuple[Tensor, ...]:

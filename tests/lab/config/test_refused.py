@@ -102,6 +102,10 @@ UNUSED: list[tuple[dict[str, object], str]] = [
         f'4 unless {EXPANDED} or "hc" or "mhc" or "independent-hc" or "gated", got 8',
     ),
     ({"mixer_gated": True}, f"False unless mixer={quoted(MIXERS)}, got True"),
+    (
+        {"mixer": "deltanet", "mixer_layers": ()},
+        "one or more numbers of layers from 0 on, each once, or None, got ()",
+    ),
     ({"mixer_layers": (0,)}, f"None unless mixer={quoted(MIXERS)}, got (0,)"),
     (
         {"mixer_n": 2, "mixer": "deltanet"},

@@ -53,6 +53,8 @@ def test_padding_leaves_no_trace(kind: str, gated: Any) -> None:
             y = mixer(h, keep=mask, slot=Slot(history, "a"))
             history.commit()
             close(y[:, mask[0]], mixer(h[:, mask[0]]))
+            spoilt = h.masked_fill(~mask.unsqueeze(-1), torch.nan)
+            close(mixer(spoilt, keep=mask)[:, mask[0]], y[:, mask[0]])
             alone = History()
             alone.begin()
             mixer(h[:, mask[0]], slot=Slot(alone, "a"))
@@ -194,6 +196,8 @@ def test_it_takes_attentions_place_in_a_stream() -> None:
         ({"gated": "head"}, "`gated` must be True, False or \"per-feature\", got 'head'"),
         ({"gated": 1}, '`gated` must be True, False or "per-feature", got 1'),
         ({"kernel_size": 0}, "`kernel_size` must be an integer of at least 1, got 0"),
+        ({"norm_eps": -1.0}, "`norm_eps` must be a positive finite number, got -1.0"),
+        ({"norm_eps": "a"}, "`norm_eps` must be a positive finite number, got 'a'"),
         ({"head_size": 1.5}, "`head_size` must be an integer of at least 1, got 1.5"),
     ],
 )
@@ -210,6 +214,16 @@ def test_wrong_inputs_are_refused() -> None:
         mixer(torch.randn(2, 12))
     with pytest.raises(TypeError, match=r"`h` must be a torch\.Tensor"):
         mixer([1.0])
+    with pytest.raises(InputError, match=r"`h` must be on cpu, as the parameters are, got a tens"):
+        mixer(torch.randn(2, 5, 12, device="meta"))
+    with pytest.raises(TypeError, match=r"`h` must have dtype torch.float32, the parameters', got"):
+        mixer(torch.randn(2, 5, 12, dtype=torch.float64))
+    with pytest.raises(TypeError, match=r"`slot` must be a ddl\.nn\.Slot, got str"):
+        mixer(torch.randn(2, 5, 12), slot="a")
+    with pytest.raises(
+        ValueError, match=r"^a step with a cache must be called under torch.no_grad"
+    ):
+        mixer(torch.randn(2, 5, 12), slot=Slot(History(), "a"))
     mask = torch.ones(2, 3, dtype=torch.bool)
     for name in ("keep", "document_starts"):
         with pytest.raises(ValueError, match=rf"`{name}` must have shape \(2, 5\), got \(2, 3\)"):

@@ -11,8 +11,16 @@ from torch import Tensor, nn
 
 from ddl.functional import delta_rule
 from ddl.layouts import layout_of
-from ddl.ops.checks import check_is_tensor, check_mask
-from ddl.options import MIXER_OPTIONS, MixerGated, MixerKind, check_count, check_options, refuse
+from ddl.ops.checks import autocast_dtype, check_is_tensor, check_mask
+from ddl.options import (
+    MIXER_OPTIONS,
+    MixerGated,
+    MixerKind,
+    check_count,
+    check_options,
+    check_positive,
+    refuse,
+)
 
 from ..checks import require_own_forward
 from ..convolution import Slot, convolve
@@ -72,14 +80,17 @@ class DeltaMixer(nn.Module):
         head_size: int | None = None,
         kernel_size: int = 4,
         norm_eps: float = 1e-5,
-        **factory: Any,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         check_count("hidden_size", hidden_size)
         check_count("heads", heads)
         check_count("head_size", head_size, optional=True)
         check_options({"kind": kind, "n": n, "gated": gated}, MIXER_OPTIONS)
         check_count("kernel_size", kernel_size)
+        check_positive("norm_eps", norm_eps)
         if head_size is None and hidden_size % heads:
             refuse("heads", f"a divisor of the hidden size of {hidden_size}", heads)
         self.hidden_size, self.heads, self.kind, self.n = hidden_size, heads, kind, n
@@ -138,16 +149,15 @@ class DeltaMixer(nn.Module):
 
         keep: (B, T) bool, False for padding, which no token sees and which leaves no trace.
         document_starts: (B, T) bool, tokens that see nothing before them. slot: where the past of
-        these tokens lies, and where they leave theirs; use it without gradients.
+        these tokens lies, and where they leave theirs, which counts after `slot.history.commit()`;
+        use it without gradients.
         """
-        check_is_tensor("h", h)
-        if h.ndim != 3 or h.shape[-1] != self.hidden_size:
-            refuse("h", f"of shape (batch, time, {self.hidden_size})", tuple(h.shape))
+        self._check(h, slot)
         for name, mask in (("keep", keep), ("document_starts", document_starts)):
             if mask is not None:
                 check_mask(name, mask, h.shape[:2], h)
         if keep is not None:
-            h = h * keep.unsqueeze(-1)
+            h = shut(h, keep)
         q, k, v = (
             self._mixed(name, projection(h), slot, document_starts)
             for name, projection in (("q", self.c_q), ("k", self.c_k), ("v", self.c_v))
@@ -167,6 +177,19 @@ class DeltaMixer(nn.Module):
             slot.history.set(f"{slot.name}.state", state)
         normed = self.norm(y.to(self.norm.weight.dtype)).to(y.dtype)  # float32 under autocast
         return self.c_proj(normed.flatten(-2) * F.silu(self.c_g(h)))
+
+    def _check(self, h: Any, slot: Any) -> None:
+        """Raise unless h has the shape, device and dtype of this module's inputs."""
+        check_is_tensor("h", h)
+        if h.ndim != 3 or h.shape[-1] != self.hidden_size:
+            refuse("h", f"of shape (batch, time, {self.hidden_size})", tuple(h.shape))
+        weight = self.gate.weight
+        if h.device != weight.device:
+            refuse("h", f"on {weight.device}, as the parameters are", f"a tensor on {h.device}")
+        if autocast_dtype(h) is None and h.dtype != weight.dtype:
+            raise TypeError(f"`h` must have dtype {weight.dtype}, the parameters', got {h.dtype}")
+        if slot is not None and not isinstance(slot, Slot):
+            raise TypeError(f"`slot` must be a ddl.nn.Slot, got {type(slot).__name__}")
 
     def _mixed(
         self, name: str, x: Tensor, slot: Slot | None, document_starts: Tensor | None

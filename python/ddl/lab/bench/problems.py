@@ -24,8 +24,15 @@ LONGEST = 256  # tokens in a sequence, unless a case says otherwise
 # tokens and more.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 AT_ONCE = 2**26  # most elements of a state that the reference takes at once, in float64
-SCALES = {"gate_bias": "gate_weight", "value_bias": "value_weight"}
-PER_TOKEN = ("state", "direction", "value", "gate", "x")
+SCALES = {
+    "gate_bias": "gate_weight",
+    "value_bias": "value_weight",
+    "scale": "base",  # of mHC: three numbers in one tensor, or in three
+    "scale_read": "base",
+    "scale_join": "base",
+    "scale_mix": "base",
+}
+PER_TOKEN = ("state", "direction", "value", "gate", "x", "h", "output", "join", "mix")
 
 Operator = Callable[..., Any]  # with the signature of its namesake in `ddl.functional`
 
@@ -158,21 +165,26 @@ def check(
     problem: Problem,
     op: Operator,
     tolerances: Mapping[torch.dtype, float] = TOLERANCES,
+    *,
+    exact: Operator | None = None,
 ) -> float:
     """Compare outputs and all gradients with the reference in float64.
 
+    exact: the reference, if it is not the operator's namesake in `ddl.reference`.
     Returns the largest error divided by its tolerance, or raises MismatchError. The reference takes
     a few sequences at a time, so that it has memory for the sizes that are timed.
     """
+    exact = exact or getattr(reference, case.op)
     outputs = problem.outputs(op)
     incoming = cotangents(outputs)
-    found = torch.autograd.grad(outputs, problem.leaves, incoming)
+    own = [gradient.clone() for gradient in incoming]  # an operator may add to them in place
+    found = torch.autograd.grad(outputs, problem.leaves, own)
     grads = dict(zip(problem.inputs, found, strict=True))
     sums: dict[str, Tensor] = {}
     worst = 0.0
     for part in _parts(case):
-        exact, exact_grads = _reference(case, problem, part, incoming)
-        pairs = {f"output {i}": (outputs[i][part], tensor) for i, tensor in enumerate(exact)}
+        right, exact_grads = _reference(exact, problem, part, incoming)
+        pairs = {f"output {i}": (outputs[i][part], tensor) for i, tensor in enumerate(right)}
         for name, gradient in exact_grads.items():
             if name in PER_TOKEN:
                 pairs[name] = (grads[name][part], gradient)
@@ -193,18 +205,18 @@ def _parts(case: Case) -> Iterator[slice]:
 
 
 def _reference(
-    case: Case, problem: Problem, part: slice, incoming: list[Tensor]
+    op: Operator, problem: Problem, part: slice, incoming: list[Tensor]
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Outputs and gradients by name, in float64, of the sequences in `part`."""
-    exact = {
+    inputs = {
         name: (tensor[part] if name in PER_TOKEN else tensor).detach().double().requires_grad_()
         for name, tensor in problem.inputs.items()
     }
     numbers = {name: x for name, x in problem.numbers.items() if name != "context_dtype"}
-    outputs = tensors(getattr(reference, case.op)(**exact, **numbers))
+    outputs = tensors(op(**inputs, **numbers))
     given = [gradient[part].double() for gradient in incoming]
-    grads = torch.autograd.grad(outputs, list(exact.values()), given)
-    return [output.detach() for output in outputs], dict(zip(exact, grads, strict=True))
+    grads = torch.autograd.grad(outputs, list(inputs.values()), given)
+    return [output.detach() for output in outputs], dict(zip(inputs, grads, strict=True))
 
 
 def _share(

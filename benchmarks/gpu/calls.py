@@ -1,7 +1,8 @@
 """The three calls of a day on a GPU: which parts each has, with how much time, in which order.
 
     1   does everything work?  machine, smoke, capture, tests, large, sanitize
-    2   operators beside a copy.  machine, copy, compile, ops, trace, launch, plain, plain-compiled
+    2   operators beside a copy.  machine, copy, compile, ops, trace, launch, plain, plain-compiled,
+        others
     3   models and plans.  machine, compile-models, train, prefill, decode, plans, counters,
         train-compiled
     prepare
@@ -16,6 +17,7 @@ import sys
 from typing import Any
 
 from gpu.checks import ROOT, TOOLS, counters, pytest, sanitizer
+from gpu.libraries import LIBRARIES, Missing, why_skipped
 from gpu.log import Part
 from gpu.plans import CHOICES
 from gpu.work import Job, Workers
@@ -59,14 +61,17 @@ FORMS = {
 SMOKE = {"batch": 2, "time": 256}
 
 
-def parts(call: str, device: str, workers: Workers, commit: str | None) -> list[Part]:
-    """The parts of a call in their order."""
+def parts(
+    call: str, device: str, workers: Workers, commit: str | None, authors: str | None = None
+) -> list[Part]:
+    """The parts of a call in their order. authors: a folder with the authors' code."""
     sizes = FULL if device == "cuda" or call == "prepare" else SMALL
     begin = Job(
         "start", "machine", workers, {"commit": commit}, limit=120
     )  # torch from a cold disk
     made = {"1": checks, "2": operators, "3": models, "prepare": prepare}[call]
-    return [Part("machine", 20, 0, [begin]), *made(device, sizes, workers)]
+    found = [Part("machine", 20, 0, [begin]), *made(device, sizes, workers)]
+    return [*found, others(device, sizes, workers, authors)] if call == "2" else found
 
 
 def case(op: str, form: str, d: int, m: int, shape: dict[str, int], state: str) -> dict[str, Any]:
@@ -166,6 +171,23 @@ def operators(device: str, sizes: dict[str, Any], workers: Workers) -> list[Part
         Part("plain", 90, 2, ops("eager")),
         Part("plain-compiled", 50, 10, ops("compiled")),
     ]
+
+
+def others(device: str, sizes: dict[str, Any], workers: Workers, authors: str | None) -> Part:
+    """The end of call 2: other libraries, a process each, which compile their kernels in it."""
+    shape = sizes["shape"]
+    cases = [case("rewrite_read", "channel", d, 4, shape, "bfloat16") for d in sizes["sizes"]]
+    given = {name: sizes[name] for name in ("rounds", "calls")}
+    given |= {"cases": cases, "folder": authors}
+    pieces: list[Any] = []
+    for name, library in LIBRARIES.items():
+        if reason := why_skipped(name, device, authors):
+            pieces.append(Missing(library.title, reason))
+        else:
+            arguments = given | {"library": name}
+            fresh = name != "ours"
+            pieces.append(Job(library.title, "between", workers, arguments, fresh=fresh, limit=300))
+    return Part("others", 40, 10, pieces)
 
 
 def models(device: str, sizes: dict[str, Any], workers: Workers) -> list[Part]:

@@ -20,6 +20,7 @@ from ddl.lab.bench.measure import MismatchError, gb_per_second, interleave
 from ddl.lab.bench.problems import Case, build, check
 from ddl.lab.config import PRESETS, PUBLISHED
 from ddl.lab.machine import nvidia_smi
+from gpu.beside import compare
 from gpu.compile import compile_models, compile_ops, kernels_of
 from gpu.launch import launches
 from gpu.log import Line
@@ -173,10 +174,18 @@ def launch(clock: Clock, calls: int, rounds: int) -> list[Line]:
     return launches(clock, calls, rounds)
 
 
+def between(
+    clock: Clock, cases: Sequence[Fields], library: str, rounds: int, calls: int, folder: str | None
+) -> Iterator[Line]:
+    """Our operator and a library's, of one boundary between sublayers, at every width."""
+    for case in cases:
+        yield from compare(clock, case_of(case), library, rounds, calls, folder)
+
+
 JOBS: dict[str, Callable[..., Iterable[Line]]] = {
     job.__name__: job
     for job in (
         machine, smoke, capture, copies, operators, planned, kernels, compiled, compiled_models,
-        training, prompts, generation, split, launch,
+        training, prompts, generation, split, launch, between,
     )
 }  # fmt: skip

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from ddl import functional
 from ddl.lab.bench.clock import Clock
 from ddl.lab.bench.measure import Timed, interleave
-from ddl.lab.bench.problems import Case, build, cotangents
+from ddl.lab.bench.problems import Case, Operator, Problem, build, cotangents
 from gpu.log import Line
 
 FORMS = {"rewrite_read": "channel", "rewrite": "", "read": "channel", "expand": "conv"}
@@ -51,7 +51,11 @@ def launches(clock: Clock, calls: int, rounds: int) -> list[Line]:
 def calls_of(op: str, device: torch.device) -> dict[str, Callable[[], Any]]:
     """The three ways to call an operator on a few tokens."""
     problem = build(Case(op, FORMS[op], D, M, 1, TOKENS, BF16, BF16), device)
-    function = getattr(functional, op)
+    return ways(problem, getattr(functional, op))
+
+
+def ways(problem: Problem, function: Operator) -> dict[str, Callable[[], Any]]:
+    """A call without autograd, one under it, and one with its backward."""
     incoming = cotangents(problem.outputs(function))
 
     def without_autograd() -> Any:

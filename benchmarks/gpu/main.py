@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, log: Log, workers: Workers) -> None:
-    every = parts(args.call, args.device, workers, args.commit)
+    folder = args.authors and str(args.authors.resolve())
+    every = parts(args.call, args.device, workers, args.commit, folder)
     chosen = [part for part in every if not args.only or part.name in ("machine", *args.only)]
     budget = Budget(args.minutes, sum(part.seconds for part in chosen))
     for part in chosen:
@@ -79,6 +80,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=6.5, help="for everything (6.5)")
     parser.add_argument(
         "--commit", help="commit that the wheel was built from, if this is no repository"
+    )
+    parser.add_argument(
+        "--authors", type=Path, metavar="FOLDER", help="clone of the authors' code, to time beside"
     )
     args = parser.parse_args(arguments)
     if args.only:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu import tables, tables_models
+from gpu import tables, tables_models, tables_others
 from gpu.log import Line, faults, measured, omissions
 
 MOST_NAMED = 12  # a lost device makes every later piece fail
@@ -10,7 +10,7 @@ MOST_NAMED = 12  # a lost device makes every later piece fail
 
 def show(lines: list[Line]) -> None:
     """Print the tables of all parts that were run, and remarks."""
-    made = [*tables.all_of(lines), *tables_models.all_of(lines)]
+    made = [*tables.all_of(lines), tables_others.others(lines), *tables_models.all_of(lines)]
     for table in made:
         if table.rows:
             table.show()

@@ -52,7 +52,7 @@ def test_the_checks(tmp_path: Path) -> None:
 
 
 def test_the_operators(tmp_path: Path) -> None:
-    options = ["--only", "copy,ops,trace,launch", "--pieces", "3", "--commit", "abc"]
+    options = ["--only", "copy,ops,trace,launch,others", "--pieces", "3", "--commit", "abc"]
     lines, said = run(2, tmp_path, *options)
     for line in lines:
         assert line["torch"] == torch.__version__
@@ -63,7 +63,9 @@ def test_the_operators(tmp_path: Path) -> None:
     counts = {
         part: len(list(group)) for part, group in itertools.groupby(lines, lambda x: x["part"])
     }
-    assert counts == {"machine": 1, "copy": 3, "ops": 3, "trace": 3, "launch": 2 + 4 * 3}
+    assert counts == {
+        "machine": 1, "copy": 3, "ops": 3, "trace": 3, "launch": 2 + 4 * 3, "others": 3,
+    }  # fmt: skip
     for line in of(lines, "ops"):
         assert line["gate"]["red"] is None
         for half in ("copy", "forward", "backward"):
@@ -79,7 +81,12 @@ def test_the_operators(tmp_path: Path) -> None:
         assert line["kernels_us"]["ddl::rewrite_read"] > 0
     assert all(line["us"] > 0 for line in of(lines, "launch"))
     assert "| rewrite_read | token " in said
-    assert said.splitlines()[-1].endswith("; nothing failed; nothing left out")
+    ours, *missing = of(lines, "others")
+    assert ours["one_row_us"]["no grad"] > 0
+    assert all("skipped" in line for line in missing)
+    assert "TileKernels is left out: " in said
+    ended = "; nothing failed; not run: others the authors' Triton code: give --authors FOLDER"
+    assert ended in said.splitlines()[-1]
 
 
 @pytest.mark.exhaustive

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ddl.hf import DDLCache, DDLForCausalLM, from_gpt
+from ddl.hf.cache import CACHE
 from tests.support.hf_cases import DEPTH, VARIANTS, model, padded, tokens
 from tests.support.tolerances import assert_close
 
@@ -110,13 +111,29 @@ def test_passes_with_a_cache(options: dict[str, Any]) -> None:
     assert hf(ids).past_key_values is None
 
 
+@torch.no_grad()
+def test_a_cache_has_two_names() -> None:
+    """`past_key_values`, and what transformers calls it from 5.24 on."""
+    hf = wrapped(residual="ddl-tc")
+    whole = hf(PROMPT).logits[:, 4:]
+    for name in ("past_key_values", "cache"):
+        cache = hf(PROMPT[:, :4], use_cache=True)[CACHE]
+        assert isinstance(cache, DDLCache)
+        logits = hf(PROMPT[:, 4:], **{name: cache}).logits
+        torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-5)
+        with pytest.raises(ValueError, match=f"^`{name}` must be a ddl.hf.DDLCache, got dict: "):
+            hf(PROMPT, **{name: {}})
+    with pytest.raises(ValueError, match=r"^`cache` must be left out with `past_key_values`, got"):
+        hf(PROMPT, past_key_values=cache, cache=cache)
+
+
 @pytest.mark.parametrize("length", [7, 4])
 def test_a_prompt_that_a_cache_has_seen_already(length: int) -> None:
     """No new token is left, and transformers would read the prompt a second time."""
     hf = wrapped(residual="ddl-tc")
     with torch.no_grad():
         cache = hf(PROMPT, use_cache=True).past_key_values
-    sentence = f"`input_ids` must go on from the 7 tokens in `past_key_values`, got {length}"
+    sentence = f"`input_ids` must go on from the 7 tokens in `{CACHE}`, got {length}"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         hf.generate(PROMPT[:, :length], past_key_values=cache, max_new_tokens=3)
 
@@ -228,5 +245,5 @@ def test_what_a_cache_refuses() -> None:
     cache.crop(0)
     with pytest.raises(ValueError, match=r"^`tokens_to_remove` must be 0, got -2: a token that"):
         cache.crop(-2)
-    with pytest.raises(TypeError, match=r"^`past_key_values` must be given to a DDL model, got"):
+    with pytest.raises(TypeError, match=rf"^`{CACHE}` must be given to a DDL model, got"):
         cache.update(torch.zeros(1), torch.zeros(1), 0)

@@ -212,7 +212,7 @@ def held() -> DDLCache:
         ),
         (
             {"position_ids": POSITIONS, "past_key_values": held()},
-            "`position_ids` must be left out if `past_key_values` holds tokens, got some: "
+            "`position_ids` must be left out if the cache holds tokens, got some: "
             "positions go on from these, and `document_starts` begins a document",
         ),
         (

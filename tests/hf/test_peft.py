@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
+from packaging.version import Version
 from peft import (
     AutoPeftModelForCausalLM,
     IA3Config,
@@ -22,6 +25,7 @@ from peft import (
     get_peft_model,
 )
 from torch import Tensor
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from ddl import record
 from ddl.hf import DDLForCausalLM, from_gpt
@@ -62,6 +66,12 @@ PROMPTS: dict[str, Any] = {
     "prompt": PromptTuningConfig(num_virtual_tokens=3, **TASK),
     "p-tuning": PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=16, **TASK),
 }
+# transformers loads adapters with a new enough PEFT alone. With an older one, PEFT's prompts give a
+# plain Llama other tokens with a cache than without.
+fits = pytest.mark.skipif(
+    Version(peft.__version__) < Version(MIN_PEFT_VERSION),
+    reason=f"transformers {transformers.__version__} needs PEFT {MIN_PEFT_VERSION}",
+)
 every = pytest.mark.parametrize("residual", ["ddl-tc", "hc"])
 
 
@@ -130,10 +140,16 @@ def test_prompts(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(out.loss, losses)
     out.loss.backward()
     assert all(parameter.grad.any() for parameter in trained(wrapped).values())
-    assert torch.equal(continued(wrapped), continued(wrapped, use_cache=False))
     wrapped.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(base(), tmp_path).eval()
     assert torch.equal(loaded(input_ids=IDX, attention_mask=mask).logits, out.logits)
+
+
+@fits
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_generation_after_prompts(kind: str) -> None:
+    wrapped = adapted(PROMPTS[kind])
+    assert torch.equal(continued(wrapped), continued(wrapped, use_cache=False))
 
 
 @every
@@ -170,6 +186,7 @@ def test_the_auto_class_finds_the_model_below(tmp_path: Path) -> None:
     assert torch.equal(loaded(input_ids=IDX).logits, wrapped(input_ids=IDX).logits)
 
 
+@fits
 def test_transformers_adds_and_loads_adapters(tmp_path: Path) -> None:
     hf = base()
     hf.add_adapter(lora())

@@ -1,23 +1,35 @@
-"""DDLCache: the model's cache with the interface that Hugging Face's `generate` expects."""
+"""DDLCache: the model's cache with the interface that Hugging Face's `generate` expects.
+
+CACHE: the name of a cache among the arguments and outputs of transformers' models, `cache` from
+version 5.24 on. Both names are read, because the older one is still given.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NoReturn
 
 import torch
 import transformers
 from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ddl.models.cache import Cache
 from ddl.models.config import GPTConfig
 
-__all__ = ["DDLCache"]
+__all__ = ["CACHE", "CACHE_NAMES", "DDLCache", "cache_in", "our_cache"]
+
+OLD_NAME = "past_key_values"
+RENAMED = "cache" in (field.name for field in fields(CausalLMOutputWithPast))
+CACHE = "cache" if RENAMED else OLD_NAME
+CACHE_NAMES = (CACHE, OLD_NAME)
 
 
 class DDLCache(transformers.Cache):
     """Keys, values and the residual stream's history of one batch of sequences.
 
-    `generate` makes one, returns it as `past_key_values` and can continue from it. `.cache` is a
+    `generate` makes one, returns it and can continue from it. `.cache` is a
     `ddl.models.cache.Cache`, which grows up to block_size. Beam search reorders it. Convolutions
     over time cannot forget a token, so `crop`, and with it assisted decoding, raises ValueError.
     """
@@ -42,6 +54,11 @@ class DDLCache(transformers.Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.cache.length + query_length, 0
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Of no layer; `generate` gives a linear one tokens again that the cache holds."""
+        return [False] * len(self)
 
     @property
     def is_croppable(self) -> bool:
@@ -82,4 +99,28 @@ class DDLCache(transformers.Cache):
 
     def update(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise TypeError: only a DDL model can fill this cache."""
-        raise TypeError("`past_key_values` must be given to a DDL model, got another's")
+        raise TypeError(f"`{CACHE}` must be given to a DDL model, got another's")
+
+
+def cache_in(given: Mapping[str, Any]) -> Any:
+    """The cache among the arguments of a model; None if there is none."""
+    return next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
+
+
+def our_cache(**given: Any) -> DDLCache | None:
+    """The cache that is given by one of two names; raise ValueError for two, or for another kind.
+
+    given: `past_key_values` and `cache`.
+    """
+    found = {name: cache for name, cache in given.items() if cache is not None}
+    if not found:
+        return None
+    name, cache = found.popitem()
+    if found:
+        raise ValueError(f"`{name}` must be left out with `{next(iter(found))}`, got both")
+    if not isinstance(cache, DDLCache):
+        raise ValueError(
+            f"`{name}` must be a ddl.hf.DDLCache, got {type(cache).__name__}: keys and values "
+            "alone, as of prefix tuning, lack what the stream keeps of past tokens"
+        )
+    return cache

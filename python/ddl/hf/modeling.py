@@ -23,7 +23,7 @@ from ddl.nn.adapters import check_shared
 from ddl.ops.checks import check_mask
 
 from .base import OurModel, check_given, check_labels, check_unset
-from .cache import DDLCache
+from .cache import CACHE, CACHE_NAMES, DDLCache, cache_in, our_cache
 from .configuration import DDLConfig
 from .packing import check_known, mask_of_numbers, starts_of, unscored
 
@@ -90,7 +90,7 @@ class DDLForCausalLM(OurModel):
         "AttentionResidualStream",
         "DeltaStream",
     ]
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = list(CACHE_NAMES)  # noqa: RUF012
     _is_stateful = True  # makes transformers refuse assisted decoding, which has to crop the cache
 
     def __init__(self, config: DDLConfig, model: GPT | None = None) -> None:
@@ -128,6 +128,7 @@ class DDLForCausalLM(OurModel):
         document_starts: Tensor | None = None,
         position_ids: Tensor | None = None,
         seq_idx: Tensor | None = None,
+        cache: DDLCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of the next token, and the loss if `labels` are given.
@@ -148,10 +149,11 @@ class DDLForCausalLM(OurModel):
                 tokens at these positions (n,). Only without `labels`.
             document_starts: (B, T) bool, True for the first token of each document in sequences
                 that hold several; as in `ddl.models.GPT`. For `generate`, of all tokens in the
-                prompt, those in `past_key_values` included.
+                prompt, those in a cache included.
             position_ids: (B, T) or (1, T) integers, which start at 0 in every document.
             seq_idx: (B, T) or (1, T) integers, the number of each token's document. This and
                 `position_ids` are other ways to give `document_starts`, without a cache.
+            cache: the name of `past_key_values` from transformers 5.24 on.
             kwargs: for the loss: `num_items_in_batch`, `shift_labels`, `ignore_index`; for one
                 sequence of documents: `cu_seq_lens_q` and `cu_seq_lens_k`, their cumulated lengths
                 from 0 to T, and `max_length_q` and `max_length_k`, which are not needed.
@@ -165,20 +167,15 @@ class DDLForCausalLM(OurModel):
         check_known(kwargs)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        if use_cache and past_key_values is None:
-            past_key_values = DDLCache(self._gpt_config)
-        if past_key_values is not None and not isinstance(past_key_values, DDLCache):
-            raise ValueError(
-                f"`past_key_values` must be a ddl.hf.DDLCache, got {type(past_key_values).__name__}"
-                ": keys and values alone, as of prefix tuning, lack what the stream keeps of past "
-                "tokens"
-            )
+        cache = our_cache(past_key_values=past_key_values, cache=cache)
+        if use_cache and cache is None:
+            cache = DDLCache(self._gpt_config)
         check_shared(self.wte, self.lm_head)
         attention_mask = mask_of_numbers(attention_mask)
         document_starts = starts_of(
             given,
             attention_mask,
-            past_key_values is not None and past_key_values.get_seq_length() > 0,
+            cache is not None and cache.get_seq_length() > 0,
             document_starts=document_starts,
             position_ids=position_ids,
             seq_idx=seq_idx,
@@ -191,7 +188,7 @@ class DDLForCausalLM(OurModel):
                 self._gpt_config,
                 x,
                 attention_mask=attention_mask,
-                cache=None if past_key_values is None else past_key_values.cache,
+                cache=None if cache is None else cache.cache,
                 document_starts=document_starts,
             )
         single = isinstance(logits_to_keep, int)
@@ -201,11 +198,12 @@ class DDLForCausalLM(OurModel):
             if document_starts is not None:
                 labels = unscored(labels, document_starts, kwargs)
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        named: dict[str, Any] = {CACHE: cache}
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=past_key_values,
             hidden_states=(*seen, h) if output_hidden_states else None,
+            **named,
         )
 
     def learning_rate_scales(self) -> Iterator[tuple[nn.Parameter, float, float]]:
@@ -276,8 +274,8 @@ class DDLForCausalLM(OurModel):
         if asked is not None and asked > most and limited:
             expected = f"prompt and new tokens within {most}, the context and one more"
             raise ValueError(f"`max_new_tokens` must keep {expected}, got {asked} in all")
-        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = DDLCache(self._gpt_config)
+        if generation_config.use_cache and cache_in(model_kwargs) is None:
+            model_kwargs[CACHE] = DDLCache(self._gpt_config)
         return True
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
@@ -292,14 +290,15 @@ class DDLForCausalLM(OurModel):
     ) -> dict[str, Any]:
         """Raise ValueError if the cache has the whole prompt: it would be read a second time."""
         if next_sequence_length is not None and next_sequence_length < 1:
-            seen = kwargs["past_key_values"].get_seq_length()
+            seen = cache_in(kwargs).get_seq_length()
             got = seen + next_sequence_length
-            expected = f"go on from the {seen} tokens in `past_key_values`"
+            expected = f"go on from the {seen} tokens in `{CACHE}`"
             raise ValueError(f"`input_ids` must {expected}, got {got}")
         kwargs |= {"next_sequence_length": next_sequence_length, "inputs_embeds": inputs_embeds}
         base: Any = super()  # its annotations require a LongTensor and its own output class
         inputs: dict[str, Any] = base.prepare_inputs_for_generation(input_ids, **kwargs)
-        goes_on = not kwargs.get("is_first_iteration") and inputs.get("past_key_values") is not None
+        cache = cache_in(inputs)
+        goes_on = not kwargs.get("is_first_iteration") and cache is not None
         if kwargs.get("position_ids") is None or goes_on:
             inputs.pop("position_ids", None)
         inputs.pop("cache_position", None)  # made by releases of transformers before 5.23
@@ -307,8 +306,7 @@ class DDLForCausalLM(OurModel):
         if starts is not None:  # those of the tokens that are given now; new ones start none
             embeds = inputs.get("inputs_embeds")
             given = inputs["input_ids"] if embeds is None else embeds
-            new, cache = given.shape[1], inputs.get("past_key_values")
-            seen = 0 if cache is None else cache.get_seq_length()
+            new, seen = given.shape[1], 0 if cache is None else cache.get_seq_length()
             if kwargs.get("is_first_iteration"):
                 check_mask("document_starts", starts, (given.shape[0], seen + new), given)
             more = max(0, seen + new - starts.shape[1])

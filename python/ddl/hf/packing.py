@@ -75,7 +75,7 @@ def starts_of(
         return document_starts
     if continues:
         raise ValueError(
-            f"`{next(iter(packed))}` must be left out if `past_key_values` holds tokens, got some: "
+            f"`{next(iter(packed))}` must be left out if the cache holds tokens, got some: "
             "positions go on from these, and `document_starts` begins a document"
         )
     mask = attention_mask

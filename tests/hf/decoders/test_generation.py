@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from ddl import hf
+from ddl.hf.cache import CACHE
 from ddl.hf.decoders.history import HistoryLayer
 from tests.support.decoder_cases import VARIANTS, converted, plain, tokens
 from tests.support.sampling import few
@@ -174,10 +175,10 @@ def test_what_a_history_needs_is_asked_for():
     model, idx = converted("token and conv"), tokens(2, 4)
     cache = DynamicCache(config=model.config)
     model(idx, past_key_values=cache, use_cache=True)  # with gradients, as in training
-    with pytest.raises(ValueError, match=r"^`past_key_values` must be used under torch.no_grad"):
+    with pytest.raises(ValueError, match=rf"^`{CACHE}` must be used under torch.no_grad"):
         model(idx, past_key_values=cache, use_cache=True)
     with torch.no_grad():
-        with pytest.raises(ValueError, match=r"^`past_key_values` must have been filled by a con"):
+        with pytest.raises(ValueError, match=rf"^`{CACHE}` must have been filled by a conv"):
             model(idx, past_key_values=cache, use_cache=True)
         whole = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril()
         with pytest.raises(ValueError, match=r"^`attention_mask` must be \(batch, tokens so far\)"):
@@ -191,10 +192,7 @@ def test_what_a_history_needs_is_asked_for():
             copy.deepcopy(model).double()(idx, past_key_values=cache, use_cache=True)
     cache = DynamicCache(config=model.config)
     cache.offloading = True
-    with (
-        torch.no_grad(),
-        pytest.raises(ValueError, match=r"^`past_key_values` must not be off"),
-    ):
+    with torch.no_grad(), pytest.raises(ValueError, match=rf"^`{CACHE}` must not be offloaded"):
         model(idx, past_key_values=cache, use_cache=True)
     layer = HistoryLayer()
     for act in (lambda: layer.update(idx, idx), lambda: layer.get_mask_sizes(1)):

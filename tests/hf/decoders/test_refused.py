@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 from ddl import hf
+from ddl.hf.cache import CACHE
 from tests.support.decoder_cases import SIZES, plain, tokens
 
 OTHERWISE = {
@@ -121,7 +122,7 @@ def test_a_decoder_that_keeps_its_cache_by_another_name():
     sizes = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64, "vocab_size": 61}
     make = transformers.AutoModelForCausalLM.from_config
     model = make(transformers.GPTBigCodeConfig(**sizes)).eval()
-    with pytest.raises(ValueError, match=r"^`model` must give its layers `past_key_values` if rea"):
+    with pytest.raises(ValueError, match=rf"^`model` must give its layers `{CACHE}` if reads"):
         hf.convert(model, compress="token")
     expected = model(tokens()).logits
     torch.testing.assert_close(hf.convert(model)(tokens()).logits, expected)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor, nn
 
+from ddl.hf.cache import cache_in
 from ddl.nanogpt.annealing import Annealing
 from ddl.nanogpt.mixin import WithOptions
 from ddl.optim import never_decayed
@@ -81,7 +82,7 @@ class ConvertedDecoder(WithOptions):
         """Add a history to the cache, which records its past if the cache does."""
         base: Any = super()
         done = base._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        past = model_kwargs.get("past_key_values")
+        past = cache_in(model_kwargs)
         if past is not None and looks_back(self.delta_args):
             decoder = self.get_submodule(self.structure.decoder)
             history_in(past, len(getattr(decoder, self.structure.layers)))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ddl.hf.cache import CACHE, CACHE_NAMES, cache_in
 from ddl.hf.packing import starts_of
 from ddl.nanogpt.annealing import Annealing
 from ddl.nn.checks import require_exact_type
@@ -89,9 +90,7 @@ class Entry:
         tokens = kwargs.pop(TOKENS) if self.looks_back else Tokens(None, None)
         if layer is not self.first:
             return args, kwargs
-        past = kwargs.get("past_key_values")
-        if past is None and "past_key_values" in self.layer_arguments[: len(args)]:
-            past = args[self.layer_arguments.index("past_key_values")]
+        past = cache_in({**dict(zip(self.layer_arguments, args, strict=False)), **kwargs})
         return exchanged(args, kwargs, lambda x: self._opened(x, tokens, past))
 
     def returned(self, decoder: nn.Module, args: Any, output: Any) -> Any:
@@ -139,7 +138,7 @@ class Entry:
             return history_in(past, self.layers)
         if past.get_seq_length() > 0:
             raise ValueError(
-                "`past_key_values` must be used under torch.no_grad() or torch.inference_mode(), "
+                f"`{CACHE}` must be used under torch.no_grad() or torch.inference_mode(), "
                 "because reads of several tokens go on from it, got a pass with gradients"
             )
         return None
@@ -166,7 +165,7 @@ def tokens_of(given: dict[str, Any]) -> Tokens:
     """
     x = given.get("input_ids")
     x = given["inputs_embeds"] if x is None else x
-    mask, past = given.get("attention_mask"), given.get("past_key_values")
+    mask, past = given.get("attention_mask"), cache_in(given)
     if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
         got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
@@ -209,11 +208,11 @@ def _refuse_reentrant(layer: Any) -> None:
 
 def check_arguments(layers: nn.ModuleList) -> None:
     """Raise ValueError unless the layers get the cache by the name that is looked for here."""
-    if "past_key_values" not in _positional(layers[0]):
+    if not set(CACHE_NAMES) & set(_positional(layers[0])):
         got = f"a {type(layers[0]).__name__} without"
         raise ValueError(
-            "`model` must give its layers `past_key_values` if reads take several tokens, because "
-            f"their past is kept in it, got {got}"
+            f"`model` must give its layers `{CACHE}` if reads take several tokens, because their "
+            f"past is kept in it, got {got}"
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from ddl.hf.cache import CACHE
 from ddl.nn.history import History
 
 __all__ = ["HistoryLayer", "history_in"]
@@ -109,12 +110,12 @@ def history_in(cache: Any, layers: int) -> History:
             return layer.history
     if cache.get_seq_length() > 0:
         raise ValueError(
-            "`past_key_values` must have been filled by a converted model without gradients, "
+            f"`{CACHE}` must have been filled by a converted model without gradients, "
             "because reads of several tokens go on from it, got keys and values alone"
         )
     if cache.offloading:
         raise ValueError(
-            "`past_key_values` must not be offloaded if reads take several tokens, got a cache "
+            f"`{CACHE}` must not be offloaded if reads take several tokens, got a cache "
             "that brings its layers back one by one"
         )
     while len(cache.layers) < layers:  # as the cache itself does when a layer is first used

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import shlex
@@ -15,6 +16,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from lm_eval._cli.harness import HarnessCLI
+from lm_eval.api.registry import get_model
 
 from ddl.lab import cli
 from ddl.lab.cli.command import parse
@@ -75,6 +77,11 @@ def shell(block: str) -> None:
             ast.parse(arguments[1])
         else:  # test_cli.py runs such a line
             assert program == "lm_eval"
+            if "--plugins" in arguments:  # which the installed version may not know
+                at = arguments.index("--plugins")
+                _, module = arguments[at : at + 2]
+                assert importlib.import_module(module).DDL is get_model("ddl")
+                del arguments[at : at + 2]
             parsed = HarnessCLI()._parser.parse_args(["run", *arguments])
             assert Path(parsed.model_args["pretrained"]).is_dir()
             assert parsed.tasks == ["capitals"]

@@ -39,6 +39,25 @@ def test_it_is_declared_where_lm_eval_looks() -> None:
     assert get_model("ddl") is DDL
 
 
+@pytest.mark.parametrize("way", ["entry point", "--plugins"])
+def test_a_later_lm_eval_finds_it(way: str) -> None:
+    """As its main branch does: the first is a placeholder until it is used, the second an import.
+
+    The decorator takes the placeholder's place only if the entry point names the class itself.
+    """
+    declared = importlib.metadata.entry_points(group="lm_eval.models")["ddl"].value
+    steps = {
+        "entry point": f"registry.model_registry.register('ddl', target='{declared}')",
+        "--plugins": f"importlib.import_module('{DDL.__module__}')",
+    }
+    code = (
+        f"import importlib; from lm_eval.api import registry; {steps[way]};"
+        "print(registry.get_model('ddl').__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == DDL.__module__, done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("kind", ["run", "exported"])
 def test_scores_are_those_of_ddl_eval(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model"

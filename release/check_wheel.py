@@ -23,13 +23,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# The oldest and the newest Python that each torch has wheels for.
+# The oldest and the newest Python that each torch has wheels for. The first has the least
+# transformers and lm-eval, too.
 PAIRS = (
     ("2.10.0", "3.10"), ("2.10.0", "3.14"),
     ("2.11.0", "3.10"), ("2.11.0", "3.14"),
     ("2.15.0", "3.11"), ("2.15.0", "3.15"),
 )  # fmt: skip
-TOOLS = ("hypothesis", "pyelftools", "pytest", "pytest-xdist")
+TOOLS = ("hypothesis", "peft", "pyelftools", "pytest", "pytest-xdist")
 # These are about the source tree, or need an emulated or a real GPU.
 NOT_OF_THE_WHEEL = (
     "benchmarks", "costs", "emulated_gpu", "emulator", "gpu", "release", "repository", "soak",
@@ -81,7 +82,10 @@ def find_wheel(dist: Path) -> Path:
 
 
 def check_pair(wheel: Path, torch: str, python: str) -> None:
-    """Test the wheel with one torch on one Python, with the newest of all other packages."""
+    """Test the wheel with one torch on one Python, with the newest of all other packages.
+
+    The first pair has the least versions of lm-eval and of what the extra `hf` brings.
+    """
     print(f"\n=== torch {torch}, Python {python}")
     uv = [sys.executable, "-m", "uv", "--no-config"]  # pyproject.toml pins torch for development
     with tempfile.TemporaryDirectory() as folder:
@@ -89,12 +93,23 @@ def check_pair(wheel: Path, torch: str, python: str) -> None:
         step(
             "environment", [*uv, "venv", "--quiet", "--no-project", "--python", python, environment]
         )
-        packages = [f"{wheel}[eval]", f"torch=={torch}", *TOOLS]
-        into = ["--quiet", "--python", environment]
-        step("packages", [*uv, "pip", "install", *into, *packages])
+        into = [*uv, "pip", "install", "--quiet", "--python", environment]
+        packages = [f"{wheel}[eval]", f"torch=={torch}"]
+        if (torch, python) == PAIRS[0]:
+            packages += ["--resolution", "lowest-direct", *least_versions()]
+        step("packages", [*into, *packages])
+        step("tools", [*into, *TOOLS])
         check_commands(environment, Path(folder))
         skipped = [f"--ignore=tests/{room}" for room in NOT_OF_THE_WHEEL]
         run_tests(environment, ["tests", *skipped])
+
+
+def least_versions() -> list[str]:
+    """Return lm-eval and what the extra `hf` brings, from their least versions on."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lists = re.findall(r"^(?:hf|eval) = (\[.+\])$", text, re.MULTILINE)
+    found = [requirement for text in lists for requirement in json.loads(text)]
+    return [requirement for requirement in found if not requirement.startswith("ddl-rs")]
 
 
 def check_installed(wheel: Path) -> None:

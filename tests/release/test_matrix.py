@@ -28,6 +28,12 @@ def last_column(row: str) -> list[str]:
     return re.findall(r"\d+\.\d+", line)
 
 
+def libraries() -> dict[str, tuple[str, str]]:
+    """Return the least and the newest version of every library on the page."""
+    rows = re.findall(r"^\| (\S+) \| ([\d.]+) \| ([\d.]+) \|", SUPPORT, re.MULTILINE)
+    return {name.lower(): (least, newest) for name, least, newest in rows}
+
+
 def by_number(versions: set[str]) -> list[str]:
     return sorted(versions, key=lambda version: [int(part) for part in version.split(".")])
 
@@ -45,6 +51,17 @@ def test_the_least_versions_are_tested(check_wheel):
     assert python == last_column("Python")[0]
     development = re.search(r"torch==([\d.]+)", PYPROJECT)[1]
     assert development in {pair[0] for pair in check_wheel.PAIRS}
+
+
+def test_the_libraries_of_the_page_are_declared_and_pinned(check_wheel):
+    lock = (ROOT / "requirements-dev.lock").read_text("utf-8")
+    assert libraries().keys() == {"transformers", "accelerate", "lm-eval", "peft"}
+    for name, (least, newest) in libraries().items():
+        assert f'"{name}>={least}"' in PYPROJECT
+        pinned = re.findall(rf"^{name}==([\d.]+)", lock, re.MULTILINE)
+        assert by_number(set(pinned))[-1].startswith(f"{newest}." if name != "lm-eval" else newest)
+    declared = {re.split(">=", requirement)[0] for requirement in check_wheel.least_versions()}
+    assert declared == {"transformers", "accelerate", "safetensors", "tokenizers", "lm-eval"}
 
 
 def test_classifiers_name_every_python(check_wheel):

@@ -9,6 +9,7 @@ which plans were compared.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from ddl import _native
 from ddl.ops.private import fake_tensor_tools, uncompiled
 
 __all__ = ["Kernel", "warmup", "why_unavailable"]
+
+_listing = Lock()  # torch.func.functional_call puts fake parameters into the module itself
 
 
 class Kernel(NamedTuple):
@@ -55,7 +58,8 @@ def warmup(
 
     Nothing is computed and no memory is allocated: the module runs on fake tensors, and the kernels
     that its operators would launch are compiled in parallel on all cores. Call it before capturing
-    a CUDA graph or starting many processes at once. Batch and time sizes do not matter.
+    a CUDA graph or starting many processes at once. Batch and time sizes do not matter. Several
+    threads may warm up at once, but none may call `module` meanwhile: its parameters are fake.
 
     Args:
         module: any module that uses operators of this package, on any device.
@@ -77,7 +81,7 @@ def warmup(
     if architecture is not None and not isinstance(architecture, str):
         raise ValueError(f'`architecture` must be a name such as "sm_90", got {architecture!r}')
     warmup = _native.Warmup(architecture, _index(_home(module)))
-    with _autocast_like_cuda():
+    with _listing, _autocast_like_cuda():
         _list_kernels(warmup, module, args, kwargs)
     return [Kernel(**kernel) for kernel in warmup.compile()]
 

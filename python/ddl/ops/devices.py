@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import torch
@@ -12,6 +13,7 @@ from .private import assume_constant_result
 
 WITH_KERNELS = ("cpu", "meta")  # and CUDA, where it works
 _KNOWN: dict[torch.device, bool] = {}
+_lock = threading.Lock()
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -26,16 +28,17 @@ def has_kernels(device: torch.device) -> bool:
 
 @assume_constant_result
 def _has_kernels(device: torch.device) -> bool:
-    if device in _KNOWN:
-        return _KNOWN[device]
-    reason = _why_without(device)
+    with _lock:  # threads that ask at once get one warning
+        if device in _KNOWN:
+            return _KNOWN[device]
+        reason = _why_without(device)
+        _KNOWN[device] = reason is None
     if reason is not None:
         warnings.warn(
             f"ddl has no kernels for {device}, and runs as plain PyTorch there, slower and with "
             f"more memory: {reason}",
             stacklevel=4,
         )
-    _KNOWN[device] = reason is None
     return reason is None
 
 

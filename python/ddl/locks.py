@@ -1,12 +1,15 @@
-"""Locks: one process alone writes into a directory."""
+"""Locks: one process alone writes into a directory, one thread alone makes a class."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, wraps
 from pathlib import Path
+from threading import RLock
+from typing import Any
 
 from ddl.errors import InputError
 from ddl.files import make_directory, writing
@@ -57,3 +60,18 @@ def is_locked(directory: Path) -> bool | None:
     finally:
         os.close(descriptor)
     return False
+
+
+def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `make` with a cache: the same arguments give the same object, in every thread.
+
+    functools.cache alone lets two threads make one each, with and without Python's lock.
+    """
+    cached, lock = cache(make), RLock()
+
+    @wraps(make)
+    def made(*arguments: Any) -> Any:
+        with lock:
+            return cached(*arguments)
+
+    return made

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
 
+from ddl.locks import made_once
 from ddl.nanogpt.made import check_class, class_of
 from ddl.nanogpt.mixin import WithOptions
 from ddl.nanogpt.model import (
@@ -147,7 +147,7 @@ class _ConvertedWhenMade(Converted):
         _rewrite_blocks(self, **self.options)
 
 
-@cache
+@made_once
 def _converted(kind: Any) -> Any:
     contents = {"__doc__": kind.__doc__, "made_of": (_converted, kind)}
     return type(f"Delta{kind.__name__}", (Converted, kind), contents)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from accelerate.hooks import (  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from ddl import functional
+from ddl.locks import made_once
 from ddl.nanogpt.annealing import blend
 from ddl.nanogpt.mixin import Rebuilt
 from ddl.nn.adapters import active, forward_of
@@ -265,7 +265,7 @@ class FinalNorm(Rebuilt):
         return super().forward(x, *args, **kwargs)  # type: ignore[misc]
 
 
-@cache
+@made_once
 def _made(mixin: Any, kind: Any) -> Any:
     contents = {"__doc__": kind.__doc__, "made_of": (_made, mixin, kind)}
     return type(kind.__name__, (mixin, kind), contents)

@@ -18,7 +18,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo results test test-all test-simd test-rust test-tch check-tch soak crashtest wheels check-wheel check format bench bench-gpu sanitize audit docs lock clean
+.PHONY: help setup demo results test test-all test-simd test-rust test-tch check-tch tsan soak crashtest wheels check-wheel check format bench bench-gpu sanitize audit docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,18 @@ test-rust: $(DEPS) ## the Rust tests, the crate without Python, its documentatio
 	cargo test $(ARGS)
 	cargo run --quiet --no-default-features --example slices
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --no-default-features
+
+# A race is seen only in code that was compiled for it, Rust's standard library included: that takes a nightly with `rust-src`.
+# Allocations that must fail are among the tests.
+tsan: export TSAN_OPTIONS := allocator_may_return_null=1 $(TSAN_OPTIONS)
+tsan: $(DEPS) ## the Rust tests with threads under ThreadSanitizer (needs a nightly Rust with rust-src)
+	@rustup run nightly rustc --version >/dev/null 2>&1 && \
+	test -d "$$(rustup run nightly rustc --print sysroot)/lib/rustlib/src/rust/library" || { \
+	    echo "ThreadSanitizer needs a nightly Rust with its sources: rustup toolchain install nightly --component rust-src"; exit 1; }
+	@libdir=$$($(PY) -c '$(LIBPYTHON)') && \
+	export LD_LIBRARY_PATH="$$libdir$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" PYO3_PYTHON="$(CURDIR)/$(PY)" && \
+	RUSTFLAGS=-Zsanitizer=thread CARGO_TARGET_DIR=target/tsan rustup run nightly cargo test -Zbuild-std --target "$$(rustc --print host-tuple)" \
+	    --lib --test slices --test threads -- thread at_once $(ARGS)
 
 # The crate tch takes the libtorch of the environment. Most of the time goes into compiling its bindings.
 WITH_LIBTORCH = export PATH="$(CURDIR)/$(VENV)/bin:$$PATH" LIBTORCH_USE_PYTORCH=1 OMP_NUM_THREADS=1 && \

@@ -138,4 +138,21 @@ mod tests {
             assert!(catch_unwind(|| for_each(vec![1, 2, 3], threads, panics)).is_err());
         }
     }
+
+    #[test]
+    fn calls_at_once_share_the_pools_of_every_size() {
+        let calls = |caller: usize| {
+            for call in 0..50 {
+                let done: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
+                let count = |i: usize| {
+                    done[i].fetch_add(1, Ordering::Relaxed);
+                    if (i + caller) % 10 == 3 { Err(caller) } else { Ok(()) }
+                };
+                let threads = 2 + (caller + call) % 3;
+                assert_eq!(rayon_for_each((0..10).collect(), threads, count), Err(caller));
+                assert!(done.iter().all(|count| count.load(Ordering::Relaxed) <= 1));
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|caller| drop(scope.spawn(move || calls(caller)))));
+    }
 }

@@ -163,3 +163,25 @@ pub fn take_refusal(text: &str) -> Option<Error> {
         reason.take_if(|_| said)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_takes_its_own_refusal() {
+        let refuse = |thread: usize| {
+            for call in 0..1000 {
+                let own = format!("`k` must be {call}, got {thread}");
+                // SAFETY: a terminated string, which this thread's next refusal frees.
+                let sentence = unsafe { CStr::from_ptr(keep(Error::Argument(own.clone()))) };
+                assert_eq!(sentence.to_str(), Ok(own.as_str()));
+                assert!(take_refusal("`k` must be another one").is_none());
+                let taken = take_refusal(&format!("{own}\nException raised from C++"));
+                assert_eq!(taken.map(|reason| reason.to_string()), Some(own.clone()));
+                assert!(take_refusal(&own).is_none(), "it is taken once");
+            }
+        };
+        std::thread::scope(|scope| (0..8).for_each(|thread| drop(scope.spawn(move || refuse(thread)))));
+    }
+}

@@ -198,6 +198,25 @@ mod tests {
     }
 
     #[test]
+    fn threads_that_write_one_entry_leave_a_whole_one() {
+        let name = format!("ddl-cache-threads-{}", std::process::id());
+        let cache = Cache { directory: std::env::temp_dir().join(name) };
+        prepare(&cache.directory).unwrap();
+        let work = || {
+            for _ in 0..20 {
+                let found = cache.get("key"); // missing at first, and then whole at every moment
+                assert!(found.is_none_or(|found| found == binary()));
+                cache.put("key", &binary());
+                assert_eq!(cache.get("key"), Some(binary()));
+            }
+        };
+        std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(work))));
+        let left = fs::read_dir(&cache.directory).unwrap().count();
+        fs::remove_dir_all(&cache.directory).unwrap();
+        assert_eq!(left, 1, "no unfinished file is left");
+    }
+
+    #[test]
     fn the_hash_is_fnv_1a() {
         assert_eq!(hash(&[b""]), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
         assert_eq!(hash(&[b"a"]), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);

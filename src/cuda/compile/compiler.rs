@@ -280,6 +280,21 @@ mod tests {
     }
 
     #[test]
+    fn threads_that_compile_one_kernel_remember_one_binary() {
+        let remember = |image: u8| {
+            let binary = Binary { image: vec![image], registers: 1, spilled: 0, shared: 0 };
+            let kept = remember("threads".into(), binary);
+            assert!(remembered("threads").is_some_and(|again| Arc::ptr_eq(&again, &kept)));
+            kept
+        };
+        let all: Vec<Arc<Binary>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|image| scope.spawn(move || remember(image))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(all.iter().all(|kept| Arc::ptr_eq(kept, &all[0])));
+    }
+
+    #[test]
     fn every_file_of_kernels_is_embedded() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
         let mut names: Vec<_> = std::fs::read_dir(folder)

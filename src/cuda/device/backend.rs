@@ -49,3 +49,85 @@ pub fn loaded(device: &dyn Backend, specialisation: &Specialisation) -> Result<L
     device.table().insert(*specialisation, loaded);
     Ok(loaded)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::cuda::kernel::{Expand, Kernel};
+    use crate::error::Error;
+    use crate::tensor::Dtype;
+
+    /// A device that counts what it loads, and refuses widths above 64.
+    #[derive(Default)]
+    struct Counting {
+        table: Table,
+        loads: AtomicUsize,
+    }
+
+    const LIMITS: Limits = Limits {
+        multiprocessors: 2,
+        shared_per_block: 64 << 10,
+        shared_per_multiprocessor: 65 << 10,
+        registers_per_multiprocessor: 65_536,
+        threads_per_multiprocessor: 2048,
+        blocks_per_multiprocessor: 32,
+        cluster: 1,
+    };
+
+    impl Backend for Counting {
+        fn limits(&self) -> &Limits {
+            &LIMITS
+        }
+
+        fn table(&self) -> &Table {
+            &self.table
+        }
+
+        fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {
+            let Specialisation::Expand(Expand { d, .. }) = *specialisation else { panic!("an expansion") };
+            let function = self.loads.fetch_add(1, Ordering::Relaxed);
+            std::thread::yield_now(); // another thread may find that there is no kernel yet
+            match d {
+                ..=64 => Ok(Loaded { kernel: specialisation.kernel(), plan, wave: d, function }),
+                _ => Err(Error::Cuda(format!("no kernel for {d}"))),
+            }
+        }
+
+        unsafe fn launch(&self, _: &Loaded, _: [u32; 2], _: u64, _: *mut c_void) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn threads_that_start_at_once_load_a_kernel_once() {
+        let (device, start) = (Counting::default(), Barrier::new(8));
+        let expand = |d: usize| Expand {
+            kernel: Kernel::ExpandForward,
+            d,
+            m: 4,
+            taps: 1,
+            state: Dtype::F32,
+            x: Dtype::F32,
+            weight: None,
+            documents: false,
+            aligned: true,
+        };
+        let work = || {
+            start.wait();
+            let found = |d: usize| loaded(&device, &(&expand(d)).into());
+            let functions: Vec<usize> = (8..=64).map(|d| found(d).unwrap()).map(|l| l.function).collect();
+            assert_eq!(found(65).unwrap_err().to_string(), "no kernel for 65");
+            functions
+        };
+        let all: Vec<Vec<usize>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(all.iter().all(|functions| functions == &all[0]), "every thread has the same kernels");
+        // A failure is not kept: each of the threads asks again.
+        assert_eq!(device.loads.load(Ordering::Relaxed), all[0].len() + 8);
+    }
+}

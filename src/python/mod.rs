@@ -12,8 +12,8 @@ use crate::delta_rule::CHUNK_STEPS;
 use crate::problem::limits::{LEAST_EPS_K, LEAST_NORM_EPS, MOST_REWRITES};
 
 /// Native part of ddl-rs; use `ddl.functional`.
-// Not yet tested without Python's lock.
-#[pymodule(gil_used = true)]
+// Safe without Python's lock: docs/decisions/free-threading.md.
+#[pymodule(gil_used = false)]
 pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("LEAST_EPS_K", LEAST_EPS_K)?;

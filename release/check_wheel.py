@@ -71,9 +71,10 @@ def main() -> None:
 
 
 def find_wheel(dist: Path) -> Path:
-    """Return the wheel in `dist` for this machine."""
+    """Return the wheel in `dist` for this machine and this kind of Python, free-threaded or not."""
     system = "macosx" if sys.platform == "darwin" else "manylinux"
-    wheels = list(dist.resolve().glob(f"*{system}*_{platform.machine()}.whl"))
+    abi = "abi3.abi3t" if sysconfig.get_config_var("Py_GIL_DISABLED") else "abi3"
+    wheels = list(dist.resolve().glob(f"*-{abi}-{system}*_{platform.machine()}.whl"))
     if len(wheels) != 1:
         sys.exit(
             f"`--dist` must have one wheel for this machine, {dist} has {len(wheels)}: make wheels"

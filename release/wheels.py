@@ -2,6 +2,9 @@
 
 zig links against the symbols of glibc 2.28 on any Linux, for x86-64 and for ARM. Two builds of one
 commit have the same bytes wherever they are made with the same Rust and the pinned maturin and zig.
+
+Each architecture has two wheels: of Python's stable ABI, abi3, and of the one that free-threaded
+Python has, too, abi3t. The first free-threaded Python with abi3t, 3.15, need not be installed.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import build_backend
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = ("x86_64", "aarch64")
+ABI3T = "-abi3t"  # the end of a target's name
+WHEELS = tuple(architecture + abi for architecture in ARCHITECTURES for abi in ("", ABI3T))
 GLIBC = "2.28"  # torch's own wheels ask for it, too
 MANYLINUX = f"manylinux_{GLIBC.replace('.', '_')}"
 
@@ -26,15 +31,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist/")
     parser.add_argument(
-        "--targets", nargs="+", choices=[*ARCHITECTURES, "sdist"],
-        default=[*ARCHITECTURES, "sdist"], help="default: all",
+        "--targets", nargs="+", choices=[*WHEELS, "sdist"], default=[*WHEELS, "sdist"],
+        help="default: all",
     )  # fmt: skip
     options = parser.parse_args()
     if sentence := build_backend.missing():
         sys.exit(sentence)
     for target in options.targets:
-        ending = ".tar.gz" if target == "sdist" else f"_{target}.whl"
-        for old in options.out.glob(f"ddl_rs-*{ending}"):
+        for old in options.out.glob(pattern(target)):
             old.unlink()
         if target == "sdist":
             maturin("sdist", "--out", options.out.resolve())
@@ -44,14 +48,24 @@ def main() -> None:
         print(f"{file.stat().st_size / 1e6:6.2f} MB  {file}")
 
 
-def build_wheel(architecture: str, out: Path) -> None:
-    """Build the wheel for one architecture."""
+def pattern(target: str) -> str:
+    """Return the pattern of the names that a target's file has in any version."""
+    if target == "sdist":
+        return "ddl_rs-*.tar.gz"
+    abi = "abi3.abi3t" if target.endswith(ABI3T) else "abi3"
+    return f"ddl_rs-*-{abi}-*_{target.removesuffix(ABI3T)}.whl"
+
+
+def build_wheel(wheel: str, out: Path) -> None:
+    """Build one of WHEELS."""
+    architecture = wheel.removesuffix(ABI3T)
+    python = ["--interpreter", "python3.15t"] if wheel.endswith(ABI3T) else []
     target = f"{architecture}-unknown-linux-gnu"
     add_rust_target(target)
     libgcc = build_libgcc(architecture)
     flags = ["-C", f"link-arg={libgcc}", *remapped_paths()]
     maturin(
-        "build", "--release", "--locked", "--zig", "--target", target,
+        "build", "--release", "--locked", "--zig", "--target", target, *python,
         "--compatibility", MANYLINUX, "--auditwheel", "check", "--out", out,
         CARGO_ENCODED_RUSTFLAGS="\x1f".join(flags),
     )  # fmt: skip

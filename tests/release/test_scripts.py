@@ -31,7 +31,8 @@ def check_wheel(monkeypatch):
 
 def test_a_build_replaces_its_own_files_alone(tmp_path, monkeypatch, wheels):
     kept = ("photos.tar.gz", "other-1.0-cp310-abi3-linux_x86_64.whl", "ddl_rs-0.1-cp310_arm64.whl")
-    replaced = ("ddl_rs-0.0.1.tar.gz", "ddl_rs-0.0.1-cp310-abi3-linux_x86_64.whl")
+    wheels_of_both = ("cp310-abi3-linux_x86_64.whl", "cp315-abi3.abi3t-linux_x86_64.whl")
+    replaced = ("ddl_rs-0.0.1.tar.gz", *(f"ddl_rs-0.0.1-{wheel}" for wheel in wheels_of_both))
     for name in (*kept, *replaced):
         (tmp_path / name).touch()
     monkeypatch.setattr(wheels.build_backend, "missing", lambda: None)
@@ -40,6 +41,36 @@ def test_a_build_replaces_its_own_files_alone(tmp_path, monkeypatch, wheels):
     monkeypatch.setattr(sys, "argv", ["wheels.py", "--out", str(tmp_path)])
     wheels.main()
     assert {path.name for path in tmp_path.iterdir()} == set(kept)
+
+
+@pytest.mark.parametrize("target", ["x86_64", "x86_64-abi3t"])
+def test_a_wheel_replaces_that_of_its_own_abi_alone(tmp_path, monkeypatch, wheels, target):
+    names = {
+        "x86_64": "ddl_rs-0.1.0-cp310-abi3-manylinux_2_28_x86_64.whl",
+        "x86_64-abi3t": "ddl_rs-0.1.0-cp315-abi3.abi3t-manylinux_2_28_x86_64.whl",
+        "aarch64": "ddl_rs-0.1.0-cp310-abi3-manylinux_2_28_aarch64.whl",
+    }
+    for name in names.values():
+        (tmp_path / name).touch()
+    calls = []
+    monkeypatch.setattr(wheels.build_backend, "missing", lambda: None)
+    for step in ("add_rust_target", "build_libgcc", "remapped_paths"):
+        monkeypatch.setattr(wheels, step, lambda *_: [])
+    monkeypatch.setattr(wheels, "maturin", lambda *arguments, **_: calls.append(arguments))
+    monkeypatch.setattr(sys, "argv", ["wheels.py", "--out", str(tmp_path), "--targets", target])
+    wheels.main()
+    assert {path.name for path in tmp_path.iterdir()} == set(names.values()) - {names[target]}
+    assert ("python3.15t" in calls[0]) == target.endswith("abi3t")
+
+
+@pytest.mark.parametrize(("lock", "abi"), [(0, "abi3"), (1, "abi3.abi3t")])
+def test_the_wheel_for_this_kind_of_python_is_found(tmp_path, monkeypatch, check_wheel, lock, abi):
+    monkeypatch.setattr(check_wheel.sysconfig, "get_config_var", lambda _: lock)
+    monkeypatch.setattr(check_wheel.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(check_wheel.sys, "platform", "linux")
+    for name in ("cp310-abi3", "cp315-abi3.abi3t"):
+        (tmp_path / f"ddl_rs-0.1.0-{name}-manylinux_2_28_x86_64.whl").touch()
+    assert f"-{abi}-" in check_wheel.find_wheel(tmp_path).name
 
 
 def run(script: str, *arguments: str, path: Path) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import time
 import warnings
 
 import pytest
@@ -126,7 +127,12 @@ def test_every_thread_reads_its_own_refusal() -> None:
 
 
 def test_a_device_without_kernels_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(device: torch.device) -> str:
+        time.sleep(0.01)
+        return "it is none"
+
     monkeypatch.setattr(devices, "_KNOWN", {})
+    monkeypatch.setattr(devices, "_why_without", slowly)
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         found = at_once(lambda _: devices.has_kernels(torch.device("xpu:1")), 16)

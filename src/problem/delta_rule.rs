@@ -188,7 +188,10 @@ fn sizes_of(q: &Tensor, k: &Tensor, v: &Tensor, beta: &Tensor) -> Result<OverTim
         [b, t, states] if [b, t] == [batch, time] && states > 0 => (None, states),
         [b, t, steps, states] if [b, t] == [batch, time] && states > 0 && steps > 0 => (Some(steps), states),
         _ => {
-            return wrong(beta, format!("({batch}, {time}, H) or ({batch}, {time}, n, H), n and H from 1 on"));
+            return wrong(
+                beta,
+                format!("({batch}, {time}, H) or ({batch}, {time}, n, H), n and H from 1 on"),
+            );
         }
     };
     let axis = steps.map_or(String::new(), |steps| format!("{steps}, "));

@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils import prune
+from torch.nn.utils.parametrize import register_parametrization
 
+from ddl.errors import InputError
 from ddl.hf import from_gpt, load, save
 from ddl.lab import cli
 from ddl.lab.bench import coordinates
+from ddl.lab.cli.recipe import take_recipe
+from ddl.lab.config import PRESETS
 from ddl.models import GPT, GPTConfig
 from ddl.models.config import SCALED
+from ddl.models.scaling import plain_name
 from ddl.optim import (
     OptimConfig,
     make_optimizer,
@@ -238,3 +245,90 @@ def test_the_command(near, status, monkeypatch, capsys):
         assert "must be left out with coordinates, which is no time" in capsys.readouterr().err
     assert cli.main(["bench", "coordinates", "ops"]) == 1
     assert "must be coordinates alone, or others" in capsys.readouterr().err
+
+
+def test_a_sigmoids_input_sums_over_the_width_like_any_other() -> None:
+    """Its √r is outside of it; a linear value's weight has it inside."""
+    linear, sigmoid = (rates(GPT(wide("ddl-cc", value=value))) for value in ("linear", "sigmoid"))
+    name = "trunk.residuals.0.value"
+    assert linear[f"{name}.weight"] == pytest.approx(1 / 2)
+    assert linear[f"{name}.bias"] == pytest.approx(2)
+    assert sigmoid[f"{name}.weight"] == pytest.approx(1 / 4)
+    assert sigmoid[f"{name}.bias"] == 1
+
+
+def test_a_value_of_the_sublayers_output_is_built_at_any_width() -> None:
+    GPT(wide("ddl-cc", mapping="v", direction="mean"))(IDX)
+
+
+def test_wrappers_keep_the_rates() -> None:
+    config = wide("ddl-cc")
+    plain = rates(GPT(config))
+    assert {0.25, 0.5, 1.0, 2.0} <= set(plain.values())
+
+    pruned = GPT(config)
+    for residual in pruned.trunk.residuals:
+        prune.identity(residual.value, "weight")
+    prune.identity(pruned.trunk.sublayers[1].c_proj, "weight")
+
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    parametrized = GPT(config)
+    register_parametrization(parametrized.trunk.sublayers[0].c_q, "weight", Doubled())
+
+    recomputed = GPT(config)
+    for index, sublayer in enumerate(recomputed.trunk.sublayers):
+        recomputed.trunk.sublayers[index] = checkpoint_wrapper(sublayer)
+    for changed in (pruned, parametrized, recomputed):
+        names = {plain_name(name): rate for name, rate in rates(changed).items()}
+        assert names == plain
+
+
+def test_a_parameter_without_a_rule_is_refused_by_name() -> None:
+    model = GPT(wide("ddl"))
+    model.trunk.sublayers[0].adapter = nn.Linear(4, 4)
+    with pytest.raises(
+        ValueError, match=r"^`trunk.sublayers.0.adapter.weight` must be a parameter"
+    ):
+        make_optimizer(model, OptimConfig())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"base_layers": 9},
+            r"`base_layers` must be at most num_layers = 4, or β would start above 2",
+        ),
+        ({"mixer": "deltanet"}, r'`parameterization` must be "standard" unless mixer="attention"'),
+    ],
+)
+def test_what_has_no_rule_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        wide("ddl-cc", **options)
+
+
+def test_an_unknown_published_parameterization_is_refused() -> None:
+    own = GPTConfig(residual="ddl", value="sigmoid", value_from="compressed", **SMALL)
+    config, state = revert(own, GPT(own).state_dict())
+    with pytest.raises(InputError, match=r"`parameterization` in config.json must be null"):
+        import_published(state, config | {"parameterization": "foo"})
+
+
+def test_the_recipe_leaves_its_initial_weights_out_of_other_parameterizations() -> None:
+    options = [
+        "--recipe",
+        "paper-code",
+        "--model.residual",
+        "ddl",
+        "--model.parameterization",
+        "mup",
+    ]
+    defaults, rest = take_recipe(PRESETS["tiny"], options)
+    assert defaults.model.initial_weights == "standard"
+    assert defaults.model.eps_k == 1e-5
+    assert rest == ["--model.parameterization", "mup"]
+    plain, _ = take_recipe(PRESETS["tiny"], options[:4])
+    assert plain.model.initial_weights == "paper-code"

@@ -127,9 +127,9 @@ class GPTConfig:
     """Decay of the mixer's states. False: none. True: one number per state and token. per-feature:
     one per key feature."""
     parameterization: Scaling = "standard"
-    """How the model scales with its width and depth. standard: initial weights alone. mup: such
-    that the best learning rate is the one at base_width (arXiv 2203.03466), for additions and
-    rewrites. completep: also the one at base_layers (arXiv 2505.01618)."""
+    """How the model scales with its width and depth. standard: initial weights alone. mup: meant to
+    have the best learning rate of base_width (arXiv 2203.03466), for additions and rewrites.
+    completep: also that of base_layers (arXiv 2505.01618)."""
     base_width: int | None = None
     """hidden_size of the model whose learning rate this one shall have, with `mup` and `completep`;
     its attention heads are as wide as here."""
@@ -249,6 +249,10 @@ class GPTConfig:
             expected = f'be "standard" unless the residual is among {", ".join(SCALED)}'
             got = f"{self.parameterization!r} with {self.residual}"
             raise InputError("parameterization", expected, got, ("residual",))
+        if self.mixer != "attention":
+            expected = 'be "standard" unless mixer="attention": others have no rules'
+            got = f"{self.parameterization!r} with {self.mixer}"
+            raise InputError("parameterization", expected, got, ("mixer",))
         names = ("base_width", "base_layers")[: 2 if self.parameterization == "completep" else 1]
         for name in names:
             if getattr(self, name) is None:
@@ -258,6 +262,10 @@ class GPTConfig:
         whole = self.num_heads * self.base_width % self.hidden_size == 0
         must = f"hidden_size/num_heads = {self.hidden_size / self.num_heads:g} times a number"
         require(whole, "base_width", must, self.base_width, ("hidden_size", "num_heads"))
+        most = "at most num_layers = {}, or β would start above 2 with beta_init = {:g}"
+        fits = self.residual == "additive" or self.beta_init / self.times_as_deep <= 2
+        expected = most.format(self.num_layers, self.beta_init)
+        require(fits, "base_layers", expected, self.base_layers, ("num_layers", "beta_init"))
         blocks = f"a multiple of heads = {self.heads}"
         require(
             self.base_width % self.heads == 0, "base_width", blocks, self.base_width, ("heads",)
@@ -342,7 +350,8 @@ class GPTConfig:
         if self.eps_k is not None:
             options["eps_k"] *= math.sqrt(self.times_as_wide)
         scaled = {"linear": "value_init", "sigmoid": "value_scale", "constant": "value_constant"}
-        options[scaled[self.value]] *= math.sqrt(self.times_as_wide)
+        if self.mapping == "k" or self.value != "linear":  # whose value has no bias
+            options[scaled[self.value]] *= math.sqrt(self.times_as_wide)
         return options
 
     @property

@@ -19,6 +19,7 @@ from .config import GPTConfig
 __all__ = ["learning_rate_scales"]
 
 OF_VALUES = re.compile(r"trunk\.residuals\.\d+\.value\.(weight|bias)$")
+ADDED = re.compile(r"\b(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module)\.")
 
 
 def learning_rate_scales(
@@ -33,16 +34,26 @@ def learning_rate_scales(
     if config.parameterization == "standard":
         return
     widths = _inputs_of(config, make)
-    for name, parameter in model.named_parameters():
-        scale = 1 / widths.get(name, 1.0)
-        found = OF_VALUES.search(name)
-        if found and config.normalize and (found[1] == "weight" or config.value == "linear"):
-            scale *= math.sqrt(config.times_as_wide)
+    for given, parameter in model.named_parameters():
+        name = plain_name(given)
+        if name not in widths:
+            must = "the model's own while the rates follow the parameterization"
+            raise ValueError(f"`{given}` must be a parameter of {must}, got another module's")
+        scale = 1 / widths[name]
+        if OF_VALUES.match(name) and config.normalize and config.value == "linear":
+            scale *= math.sqrt(config.times_as_wide)  # that of sigmoid is outside of it
         yield parameter, scale, 1 / (config.times_as_wide * config.times_as_deep)
 
 
+def plain_name(name: str) -> str:
+    """The name without what wrappers of modules, parametrizations and pruning add to it."""
+    name = ADDED.sub("", name)
+    return re.sub(r"parametrizations\.(\w+)\.original\d*$|(?<=\w)_orig$", r"\1", name)
+
+
 def _inputs_of(config: GPTConfig, make: Callable[[GPTConfig], nn.Module]) -> dict[str, float]:
-    """By name of a matrix: how many times as many inputs it has as at base_width."""
+    """By name of a parameter: how many times as many inputs it has as at base_width; 1 unless it is
+    a matrix, or of the embedding, which sums over no features."""
     assert config.base_width is not None
     share = config.base_width / config.hidden_size
     base = replace(
@@ -59,6 +70,7 @@ def _inputs_of(config: GPTConfig, make: Callable[[GPTConfig], nn.Module]) -> dic
         pairs = zip(make(config).named_parameters(), make(base).parameters(), strict=True)
         return {
             name: parameter.shape[1] / other.shape[1]
+            if parameter.ndim == 2 and name != "wte.weight"
+            else 1.0
             for (name, parameter), other in pairs
-            if parameter.ndim == 2 and name != "wte.weight"  # which sums over no features
         }

@@ -49,6 +49,8 @@ FIXED: dict[str, tuple[Any, ...]] = {
 SPELLED = {"mup": "widthmuP", "completep": "completeP"}
 SCALED = {theirs.lower(): ours for ours, theirs in SPELLED.items()} | {"spectralp": "completep"}
 
+UNSCALED = ("none", "standard")
+
 
 def check_fixed(config: Mapping[str, Any]) -> None:
     """Raise InputError for an option that our models do not have."""
@@ -103,6 +105,10 @@ class Options:
             must = f"`{name}` in config.json must be widthmuP where logits are scaled"
             raise InputError.sentence(f"{must}, got {self._config[name]}")
         kind = SCALED.get(spelled)
+        if kind is None and spelled not in UNSCALED:
+            known = ", ".join(SPELLED.values())
+            must = f"`{name}` in config.json must be null, standard, {known} or spectralP"
+            raise InputError.sentence(f"{must}, got {_json(self._config[name])}")
         if kind is None and not mup:
             return {}
         fields = {"parameterization": kind or "mup"}

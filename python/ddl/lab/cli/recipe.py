@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,4 +49,14 @@ def take_recipe(
     if chosen.recipe not in RECIPES:
         raise InputError("--recipe", f"be {' or '.join(RECIPES)}", repr(chosen.recipe))
     given = {name: value for name, value in vars(chosen.model).items() if value is not None}
+    if _is_scaled(rest):
+        given["initial_weights"] = "standard"  # the recipe's are those of no other parameterization
     return RECIPES[chosen.recipe](default, given), rest + asked
+
+
+def _is_scaled(options: list[str]) -> bool:
+    """Whether the options choose another parameterization than the standard one."""
+    name = "--model.parameterization"
+    asked = [value for option, value in itertools.pairwise(options) if option == name]
+    asked += [option.partition("=")[2] for option in options if option.startswith(f"{name}=")]
+    return any(value != "standard" for value in asked)

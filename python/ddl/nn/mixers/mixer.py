@@ -185,7 +185,8 @@ class DeltaMixer(nn.Module):
             refuse("h", f"of shape (batch, time, {self.hidden_size})", tuple(h.shape))
         weight = self.gate.weight
         if h.device != weight.device:
-            refuse("h", f"on {weight.device}, as the parameters are", f"a tensor on {h.device}")
+            where = f"on {weight.device}, as the parameters are"
+            raise ValueError(f"`h` must be {where}, got a tensor on {h.device}")
         if autocast_dtype(h) is None and h.dtype != weight.dtype:
             raise TypeError(f"`h` must have dtype {weight.dtype}, the parameters', got {h.dtype}")
         if slot is not None and not isinstance(slot, Slot):

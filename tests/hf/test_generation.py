@@ -174,10 +174,10 @@ def test_up_to_block_size() -> None:
 
 def test_a_model_without_attention_goes_on_beyond_it() -> None:
     """Whose states take the same memory after any number of tokens."""
-    hf = wrapped(mixer="deltanet")
+    gpt = model(mixer="deltanet")
+    hf = from_gpt(gpt)
     out = hf.generate(PROMPT, max_new_tokens=60)
     assert out.shape[1] == PROMPT.shape[1] + 60 > hf.config.block_size
-    gpt = hf.gpt if hasattr(hf, "gpt") else hf.model
     assert torch.equal(out, gpt.generate(PROMPT, 60, temperature=0))
     with pytest.raises(ValueError, match=r"^`max_new_tokens` must keep prompt and new tokens"):
         hf.generate(PROMPT, max_new_tokens=60, use_cache=False)

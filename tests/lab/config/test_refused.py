@@ -102,10 +102,6 @@ UNUSED: list[tuple[dict[str, object], str]] = [
         f'4 unless {EXPANDED} or "hc" or "mhc" or "independent-hc" or "gated", got 8',
     ),
     ({"mixer_gated": True}, f"False unless mixer={quoted(MIXERS)}, got True"),
-    (
-        {"mixer": "deltanet", "mixer_layers": ()},
-        "one or more numbers of layers from 0 on, each once, or None, got ()",
-    ),
     ({"mixer_layers": (0,)}, f"None unless mixer={quoted(MIXERS)}, got (0,)"),
     (
         {"mixer_n": 2, "mixer": "deltanet"},
@@ -152,6 +148,12 @@ UNUSED_SENTENCES = [
 def test_a_config(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         replace(TINY, **changes)
+
+
+def test_a_mixer_in_no_layer_is_refused() -> None:
+    expected = "one or more numbers of layers from 0 on, each once, or None"
+    with pytest.raises(InputError, match=rf"^`mixer_layers` must be {expected}, got \(\)$"):
+        replace(TINY, mixer="deltanet", mixer_layers=())
 
 
 def test_a_config_says_what_its_residual_sets() -> None:

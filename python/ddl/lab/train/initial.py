@@ -41,10 +41,13 @@ def read_initial(config: TrainConfig, corpus: Corpus, load: Load | None) -> Weig
 
 
 def require_model(given: GPTConfig, found: GPTConfig, source: str) -> None:
-    """Raise InputError, which names the option, unless both are the same model's."""
+    """Raise InputError, which names the option, unless both are the same model's.
+
+    `initial_weights` may differ: the weights are there.
+    """
     for field in fields(GPTConfig):
         was, now = getattr(found, field.name), getattr(given, field.name)
-        if was != now:
+        if was != now and field.name != "initial_weights":
             raise InputError(
                 field.name,
                 f"be {was!r}, as in {source}, whose weights the run starts from",

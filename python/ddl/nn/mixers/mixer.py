@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ddl.functional import delta_rule
 from ddl.layouts import layout_of
-from ddl.ops.checks import autocast_dtype, check_is_tensor, check_mask
+from ddl.ops.checks import check_is_tensor, check_mask
 from ddl.options import (
     MIXER_OPTIONS,
     MixerGated,
@@ -179,16 +179,10 @@ class DeltaMixer(nn.Module):
         return self.c_proj(normed.flatten(-2) * F.silu(self.c_g(h)))
 
     def _check(self, h: Any, slot: Any) -> None:
-        """Raise unless h has the shape, device and dtype of this module's inputs."""
+        """Raise unless h has the shape of this module's inputs, and the past a place."""
         check_is_tensor("h", h)
         if h.ndim != 3 or h.shape[-1] != self.hidden_size:
             refuse("h", f"of shape (batch, time, {self.hidden_size})", tuple(h.shape))
-        weight = self.gate.weight
-        if h.device != weight.device:
-            where = f"on {weight.device}, as the parameters are"
-            raise ValueError(f"`h` must be {where}, got a tensor on {h.device}")
-        if autocast_dtype(h) is None and h.dtype != weight.dtype:
-            raise TypeError(f"`h` must have dtype {weight.dtype}, the parameters', got {h.dtype}")
         if slot is not None and not isinstance(slot, Slot):
             raise TypeError(f"`slot` must be a ddl.nn.Slot, got {type(slot).__name__}")
 

@@ -16,7 +16,7 @@ from ddl.lab.analysis.student import interval
 from docs.scripts.marked import write_tables
 
 from . import recall
-from .records import Record, by_name
+from .records import Record, by_name, effort
 
 PAGE = Path(__file__).parent.parent / "docs" / "recall.md"
 
@@ -91,11 +91,9 @@ def _share(runs: dict[int, Record], writes: tuple[int, ...]) -> float:
 
 
 def provenance(records: list[Record]) -> str:
-    processors = ", ".join(sorted({record["processor"] for record in records}))
-    hours = sum(record["processor_seconds"] for record in records) / 3600
     return (
         f"{len(records)} runs of {recall.STEPS:,} steps with {recall.BATCH} sequences, those for "
-        f"the learning rates included, in {hours:.1f} hours of a core ({processors})."
+        f"the learning rates included, {effort(records)}."
     )
 
 

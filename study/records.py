@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +64,13 @@ def rates_tried(
     if best == wanted[-1]:
         return [*wanted, factor * best], None
     return wanted, best
+
+
+def effort(kept: Collection[Record]) -> str:
+    """The hours that runs took, and on what."""
+    processors = ", ".join(sorted({record["processor"] for record in kept}))
+    hours = sum(record["processor_seconds"] for record in kept) / 3600
+    return f"in {hours:.1f} hours of a core ({processors})"
 
 
 def processor(device: torch.device) -> str:

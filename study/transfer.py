@@ -34,7 +34,7 @@ SEED, RATES = 1, (2e-3, 4e-3, 8e-3, 1.6e-2)
 STEPS, WARMUP, BATCH, BLOCK = 600, 50, 4, 256
 SCORED = 80  # batches of the validation text
 HEAD_SIZE = 32
-RESIDUALS: tuple[Literal["additive", "ddl-cc"], ...] = ("additive", "ddl-cc")
+RESIDUALS = ("additive", "ddl-cc")
 
 
 class Size(NamedTuple):
@@ -71,6 +71,10 @@ class Question:
         return replace(
             model, parameterization=self.parameterization, base_width=base.width, **depth
         )
+
+    def models(self, residual: Any, *, standard: bool) -> list[GPTConfig]:
+        """The models by size, each to be trained at several rates."""
+        return [self.model(residual, size, standard=standard) for size in self.sizes]
 
 
 WIDTH = Question("mup", tuple(Size(d, 4) for d in (64, 128, 256)))
@@ -143,11 +147,6 @@ def record_of(run: Run) -> Record:
     }
 
 
-def curves(question: Question, residual: str, *, standard: bool) -> list[GPTConfig]:
-    """The models of a question by size, each to be trained at several rates."""
-    return [question.model(residual, size, standard=standard) for size in question.sizes]
-
-
 def losses(curve: Curve, kept: Collection[Record]) -> dict[float, float]:
     """The losses of a curve's runs by learning rate."""
     return {
@@ -172,7 +171,7 @@ def planned(kept: Collection[Record]) -> list[Run]:
         for question in (WIDTH, DEPTH)
         for residual in RESIDUALS
         for standard in (True, False)
-        for model in curves(question, residual, standard=standard)
+        for model in question.models(residual, standard=standard)
     }
     by_size = sorted(models, key=lambda model: model.hidden_size**2 * model.num_layers)
     return [Run(model, lr) for model in by_size for lr in best(Curve.of(model), kept)[0]]

@@ -26,25 +26,27 @@ PAGE, PICTURE = DOCS / "transfer.md", DOCS / "transfer.png"
 
 
 def panels() -> Iterator[tuple[str, Question, list[GPTConfig]]]:
-    """What is compared: a residual and a parameterization over sizes, with its name."""
+    """Each residual and parameterization over sizes, with its name."""
     for residual in transfer.RESIDUALS:
         for question in (WIDTH, DEPTH):
             for name in ("standard", question.parameterization):
-                models = transfer.curves(question, residual, standard=name == "standard")
+                models = question.models(residual, standard=name == "standard")
                 yield f"{residual}, {name}", question, models
 
 
 def size_of(model: GPTConfig, question: Question) -> str:
-    """What a curve is called: d 64, or 4 layers."""
+    """The name of a curve: d 64, or 4 layers."""
     return f"d {model.hidden_size}" if question is WIDTH else f"{model.num_layers} layers"
 
 
 def table(kept: list[Record]) -> str:
-    """The losses by learning rate; the best, once it lies between others, is bold."""
+    """The picture, and the losses by learning rate; the best, between others, is bold."""
     if not kept:
         return "Not trained yet."
     rates = sorted({record["lr"] for record in kept})
     rows = [
+        f"![Loss over the learning rate]({PICTURE.name})",
+        "",
         f"| | size | {' | '.join(f'{lr:g}' for lr in rates)} |",
         f"|---|---|{'---|' * len(rates)}",
     ]
@@ -64,11 +66,9 @@ def _cell(loss: float | None, *, bold: bool) -> str:
 
 
 def _provenance(kept: list[Record]) -> str:
-    processors = ", ".join(sorted({record["processor"] for record in kept}))
-    hours = sum(record["processor_seconds"] for record in kept) / 3600
     return (
         f"Validation loss, nats per byte, of {len(kept)} runs of {transfer.STEPS} steps with "
-        f"{transfer.BATCH} × {transfer.BLOCK} bytes, in {hours:.1f} hours of a core ({processors})."
+        f"{transfer.BATCH} × {transfer.BLOCK} bytes, {records.effort(kept)}."
     )
 
 
@@ -110,9 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
     digest = records.digest(transfer.OUT.stem, folder=transfer.OUT.parent)
     tables = {"transfer": table(kept)}
     stale = write_tables(PAGE, tables, command="study.transfer_page", check=args.check)
-    if not args.check:
+    if not args.check and kept:
         picture(kept, PICTURE, digest)
-    elif made_of(PICTURE) != f"records {digest}":
+    elif kept and made_of(PICTURE) != f"records {digest}":
         print(f"{PICTURE.name} is stale: run python -m study.transfer_page", file=sys.stderr)
         stale = 1
     return stale

@@ -1,4 +1,4 @@
-"""What stands between two sublayers, in our operator and in those of other libraries.
+"""The step between two sublayers, in our operator and in those of other libraries.
 
 Each reads a state of m = 4 value channels or streams of d features and a sublayer's output, and
 gives the next state, the next sublayer's input and, but for the authors' code, the weights of the

@@ -19,8 +19,6 @@ from ddl.errors import InputError
 from ddl.hf import from_gpt, load, save
 from ddl.lab import cli
 from ddl.lab.bench import coordinates
-from ddl.lab.cli.recipe import take_recipe
-from ddl.lab.config import PRESETS
 from ddl.models import GPT, GPTConfig
 from ddl.models.config import SCALED
 from ddl.models.scaling import plain_name
@@ -315,20 +313,3 @@ def test_an_unknown_published_parameterization_is_refused() -> None:
     config, state = revert(own, GPT(own).state_dict())
     with pytest.raises(InputError, match=r"`parameterization` in config.json must be null"):
         import_published(state, config | {"parameterization": "foo"})
-
-
-def test_the_recipe_leaves_its_initial_weights_out_of_other_parameterizations() -> None:
-    options = [
-        "--recipe",
-        "paper-code",
-        "--model.residual",
-        "ddl",
-        "--model.parameterization",
-        "mup",
-    ]
-    defaults, rest = take_recipe(PRESETS["tiny"], options)
-    assert defaults.model.initial_weights == "standard"
-    assert defaults.model.eps_k == 1e-5
-    assert rest == ["--model.parameterization", "mup"]
-    plain, _ = take_recipe(PRESETS["tiny"], options[:4])
-    assert plain.model.initial_weights == "paper-code"

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from ddl.models import GPT
-from study import graphed, records, transfer, transfer_page
+from study import records, transfer, transfer_page
 from study.transfer import DEPTH, WIDTH, Curve, Question, Run, Size
 
 
@@ -21,8 +19,8 @@ from study.transfer import DEPTH, WIDTH, Curve, Question, Run, Size
 def test_at_the_base_both_parameterizations_are_one_model(
     question: Question, residual: str
 ) -> None:
-    plain = transfer.curves(question, residual, standard=True)
-    scaled = transfer.curves(question, residual, standard=False)
+    plain = question.models(residual, standard=True)
+    scaled = question.models(residual, standard=False)
     assert plain[0] == scaled[0]
     assert all(model.parameterization == "standard" for model in plain)
     assert all(model.parameterization == question.parameterization for model in scaled[1:])
@@ -79,28 +77,6 @@ def test_a_record_has_the_loss_of_a_trained_model(
     assert record["parameters"] == GPT(model).num_parameters()
 
 
-def test_a_graphed_step_scales_the_rates_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of mup, whose groups have rates of their own; the graph itself needs a GPU."""
-
-    class Called:
-        def __init__(self, work: Any, device: torch.device) -> None:
-            self.work = work
-
-        def __call__(self, tokens: torch.Tensor) -> Any:
-            return self.work(tokens)
-
-    monkeypatch.setattr(graphed, "Graphed", Called)
-    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    groups = [{"params": [first]}, {"params": [second], "lr_scale": 0.25}]
-    optimizer: Any = torch.optim.SGD(groups, lr=1.0)
-    step = graphed.GraphedStep(optimizer, lambda tokens: tokens.sum() * (first + second).sum(), 1e9)
-    for lr in (1.0, 0.5):
-        step(torch.ones(2), lr)
-    assert first.item() == pytest.approx(-2 * (1.0 + 0.5))
-    assert second.item() == pytest.approx(-2 * (1.0 + 0.5) / 4)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.125]
-
-
 def records_of_everything() -> list[dict[str, Any]]:
     """As if the best rate were 4e-3 everywhere, but 8e-3 at width 256 in the standard one."""
     kept = []
@@ -117,7 +93,8 @@ def records_of_everything() -> list[dict[str, Any]]:
 
 
 def test_the_table_has_a_row_for_every_curve_with_its_best_in_bold() -> None:
-    head, _, *rows, _, end = transfer_page.table(records_of_everything()).splitlines()
+    shown, _, head, _, *rows, _, end = transfer_page.table(records_of_everything()).splitlines()
+    assert shown == "![Loss over the learning rate](transfer.png)"
     assert head == "| | size | 0.002 | 0.004 | 0.008 | 0.016 |"
     assert "| ddl-cc, mup | d 256 | 1.6000 | **1.5000** | 1.6000 | 1.7000 |" in rows
     assert "| additive, standard | d 256 | 1.7000 | 1.6000 | **1.5000** | 1.6000 |" in rows

@@ -136,9 +136,9 @@ class GPTConfig:
     base_layers: int | None = None
     """num_layers of that model, with `completep`."""
     initial_weights: InitialWeights = "standard"
-    """What a new model starts with. standard: as the papers' text says, and what `beta_init` and
-    `value_init` say. paper-code: as the newest published code, where gates and values start at
-    random, and sublayers smaller in deep models."""
+    """The weights of a new model. standard: those of the papers' text, with `beta_init` and
+    `value_init`. paper-code: those of the newest published code, where gates and values start at
+    random, and the sublayers of deep models smaller."""
 
     value_channels: int = 4
     """Value channels m of ddl-cc, ddl-tc and expanded; streams of hc, mhc, independent-hc and

@@ -27,12 +27,11 @@ from .cache import Cache
 from .config import GPTConfig
 from .sampling import Sampling
 from .scaling import learning_rate_scales
-from .sublayers import Attention, Rotary, SwiGLU, TimeMixer, wide
+from .sublayers import HIDDEN_STD_FACTOR, Attention, Rotary, SwiGLU, TimeMixer, wide
 from .tokens import check_vocabulary
 from .trunk import Trunk, hidden_states, make_trunk, read_out
 
 EMBEDDING_STD = 0.02
-HIDDEN_STD_FACTOR = 0.5  # hidden matrices start with std 0.5/√d
 IGNORE = -100  # cross_entropy's ignore_index
 
 
@@ -81,16 +80,19 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _reset_backbone(self, sublayers: nn.ModuleList) -> None:
-        """Initialise as in the paper (µP-style): embedding std 0.02, matrices 0.5/√d, norms 1."""
-        std = HIDDEN_STD_FACTOR / math.sqrt(self.config.hidden_size)
+        """Initialise as in the paper or as in its code: embedding std 0.02, norms 1."""
         nn.init.normal_(self.wte.weight, std=EMBEDDING_STD)
-        for module in sublayers.modules():
+        for name, module in sublayers.named_modules():
             if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=std)
+                nn.init.normal_(module.weight, std=self._std_of(name, module.weight))
             elif isinstance(module, nn.RMSNorm | Rotary | DeltaMixer):  # before what it contains
                 module.reset_parameters()
-        if self.config.initial_weights == "paper-code":
-            published.draw_backbone(sublayers, self.config.num_layers)
+
+    def _std_of(self, name: str, weight: Tensor) -> float:
+        if self.config.initial_weights == "standard":
+            return HIDDEN_STD_FACTOR / math.sqrt(self.config.hidden_size)
+        leaves_the_sublayer = name.endswith("c_proj")
+        return published.std_of(weight) / (self.config.num_layers if leaves_the_sublayer else 1)
 
     def forward(
         self,

@@ -14,24 +14,15 @@ from ddl.nn.linear import Projection
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
 
-__all__ = ["draw_backbone", "draw_stream"]
+from .sublayers import HIDDEN_STD_FACTOR
 
-FACTOR = 0.5
+__all__ = ["draw_stream", "std_of"]
 
 
 def std_of(weight: Tensor) -> float:
     """Standard deviation of the elements of a matrix (size out, size in)."""
     size_out, size_in = weight.shape
-    return FACTOR / math.sqrt(size_in) * min(1.0, math.sqrt(size_out / size_in))
-
-
-@torch.no_grad()
-def draw_backbone(sublayers: nn.ModuleList, num_layers: int) -> None:
-    """Draw the sublayers' matrices; those that project out of a sublayer are smaller in depth."""
-    for name, module in sublayers.named_modules():
-        if isinstance(module, nn.Linear):
-            depth = num_layers if name.endswith("c_proj") else 1
-            nn.init.normal_(module.weight, std=std_of(module.weight) / depth)
+    return HIDDEN_STD_FACTOR / math.sqrt(size_in) * min(1.0, math.sqrt(size_out / size_in))
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from .config import GPTConfig
 from .tokens import ALONE, Tokens
 
 NORM_EPS = 1e-5
+HIDDEN_STD_FACTOR = 0.5  # matrices start with std 0.5/√d
 
 
 class Rotary(nn.Module):

@@ -12,8 +12,9 @@ from ddl.results import ReadParameters, Write
 
 from .convolution import Slot
 from .direction import AttentionDirection, FurtherDirections, LinearDirection, PooledDirection
-from .gate import apply_gate, shut, squash
+from .gate import apply_gate, squash
 from .linear import Projection, project, projection_of
+from .padding import without_padding
 from .pool import Pool
 from .read import Read
 
@@ -162,7 +163,7 @@ class Branches(nn.Module):
         padding. document_starts, slot: as in `Pool`.
         """
         value, gate = self.fill_value_and_gate(state, context, value, gate, slot, document_starts)
-        gate = gate if keep is None else shut(gate, keep)
+        gate = gate if keep is None else without_padding(gate, keep)
         direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
         return Write(direction, value, gate, self.eps_k, self.erase, self.heads)
 

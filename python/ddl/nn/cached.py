@@ -21,10 +21,10 @@ from ddl.results import ReadParameters
 from .checks import check_returned, require_exact_type
 from .convolution import Slot
 from .expand import Expand
-from .gate import shut
 from .history import History
 from .hooks import generation
 from .linear import form_pruned
+from .padding import without_padding
 from .residual import DeltaResidual
 
 __all__ = ["Call", "continued"]
@@ -151,7 +151,7 @@ class CachedStep(NamedTuple):
                     assert apart is not None
                     step = apart
             elif keep is not None:
-                gate = shut(gate, keep)
+                gate = without_padding(gate, keep)
             pending = starts = None
             if name is not None:
                 pending, starts = history.get(name, again), document_starts

@@ -19,7 +19,7 @@ from .checks import require_exact_type
 from .linear import Projection, project, projection_of, reset_
 from .pool import Pool, PoolKind
 
-__all__ = ["apply_gate", "make_gate", "make_gate_pool", "reset_gate", "shut", "squash"]
+__all__ = ["apply_gate", "make_gate", "make_gate_pool", "reset_gate", "squash"]
 
 
 def make_gate(
@@ -74,8 +74,3 @@ def apply_gate(kind: Gate, gate: nn.Module, z: Tensor) -> Tensor:
 def squash(logit: Tensor) -> Tensor:
     """Map a logit (…, 1) to β = 2·sigmoid(logit), (…,); n logits (…, n) to (…, n)."""
     return 2 * torch.sigmoid(logit.squeeze(-1) if logit.shape[-1] == 1 else logit)
-
-
-def shut(x: Tensor, keep: Tensor) -> Tensor:
-    """x (…,) or with further axes, such as a gate; zeros where `keep` (…,) is False, not NaN."""
-    return x.where(keep[(..., *[None] * (x.ndim - keep.ndim))], 0)

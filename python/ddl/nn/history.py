@@ -45,7 +45,7 @@ class _Recorded(NamedTuple):
 
 
 class History:
-    """What past tokens leave for the convolutions over time of a stream and for mixers, by name.
+    """The past of the convolutions over time of a stream, and of mixers, by name.
 
     A token read and a convolved gate keep what past tokens add to their next K − 1 outputs, an
     expansion with expand="conv" its last K − 1 inputs, a DeltaMixer its states, too. Nothing is

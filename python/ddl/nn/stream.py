@@ -28,9 +28,9 @@ from ddl.results import Chain, ReadParameters
 from .cached import Call, continued
 from .checks import check_returned, check_stream, require_exact_type
 from .expand import Expand
-from .gate import shut
 from .history import History
 from .linear import form_pruned
+from .padding import without_padding
 from .read import Read, make_reads
 from .residual import DeltaResidual
 
@@ -216,7 +216,7 @@ class DeltaStream(nn.Module):
             expected = f"shape (batch, time, {self.hidden_size}) with a history"
             raise ValueError(f"`x` must have {expected}, got {tuple(x.shape)}")
         if keep is not None:
-            x = shut(x, keep)
+            x = without_padding(x, keep)
         x = as_stream(x, self.stream_dtype)
         if history is None:
             return self._run(x, keep, document_starts, call)

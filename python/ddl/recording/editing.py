@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.gate import shut
 from ddl.nn.hooks import Hook, Rewrite, installed
+from ddl.nn.padding import without_padding
 from ddl.nn.residual import DeltaResidual
 from ddl.options import is_whole
 
@@ -190,7 +190,7 @@ def _edited_single(rewrite: Rewrite, at: slice | Tensor | None, new: _New) -> Re
         inside = None if mask is None else mask.unsqueeze(-1)
         rewrite = rewrite.changed(value=_replaced("value", rewrite.value, values, inside))
     if rewrite.keep is not None:  # padding stays unwritten
-        rewrite = rewrite.changed(gate=shut(rewrite.gate, rewrite.keep))
+        rewrite = rewrite.changed(gate=without_padding(rewrite.gate, rewrite.keep))
     return rewrite
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import ddl.lab.train
 from ddl.lab import cli
+from ddl.lab.cli.recipe import take_recipe
 from ddl.lab.config import PRESETS, TrainConfig, paper_code
 from ddl.lab.train import Trained
 from ddl.lab.train.runs import RunDirectory
@@ -113,3 +114,20 @@ def test_help_shows_all_options_with_the_recipes_defaults(
     assert "--recipe paper-code sets" in text
     assert "(default: 1e-05)" in text
     assert "--optim.warmup-steps" in text
+
+
+def test_the_recipe_leaves_its_initial_weights_out_of_other_parameterizations() -> None:
+    options = [
+        "--recipe",
+        "paper-code",
+        "--model.residual",
+        "ddl",
+        "--model.parameterization",
+        "mup",
+    ]
+    defaults, rest = take_recipe(PRESETS["tiny"], options)
+    assert defaults.model.initial_weights == "standard"
+    assert defaults.model.eps_k == 1e-5
+    assert rest == ["--model.parameterization", "mup"]
+    plain, _ = take_recipe(PRESETS["tiny"], options[:4])
+    assert plain.model.initial_weights == "paper-code"

@@ -14,8 +14,8 @@ from ddl.hf.packing import starts_of
 from ddl.nanogpt.annealing import Annealing
 from ddl.nn.checks import require_exact_type
 from ddl.nn.expand import Expand
-from ddl.nn.gate import shut
 from ddl.nn.history import History
+from ddl.nn.padding import without_padding
 from ddl.nn.read import Read
 from ddl.nn.reading import expanded, read_from
 from ddl.nn.stream import as_stream
@@ -109,7 +109,7 @@ class Entry:
         _refuse_reentrant(self.first)
         history = self._history(past)
         if tokens.keep is not None:
-            x = shut(x, tokens.keep)
+            x = without_padding(x, tokens.keep)
         x = as_stream(x, self.stream_dtype)
         if history is not None:
             history.begin(x.dtype)

@@ -18,9 +18,9 @@ from ddl.nanogpt.mixin import Rebuilt
 from ddl.nn.adapters import active, forward_of
 from ddl.nn.checks import check_returned, require_exact_type
 from ddl.nn.convolution import Slot
-from ddl.nn.gate import shut
 from ddl.nn.history import History
 from ddl.nn.linear import form_pruned
+from ddl.nn.padding import without_padding
 from ddl.nn.read import Read
 from ddl.nn.reading import read_from, rewritten_and_read
 from ddl.nn.residual import DeltaResidual
@@ -182,7 +182,7 @@ class Stream:
         (place, x, h), self.last_read = self.last_read, None
         check_returned(f"sublayer {place.which} of layer {place.number}", written, h)
         residual, within, state = place.residual, self.within, self.tensor()
-        added = written if within.keep is None else shut(written, within.keep)
+        added = written if within.keep is None else without_padding(written, within.keep)
         if place.scale is not None:
             state = state + added.unsqueeze(-1)
         value, gate = residual.value_and_gate(h, x)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ddl import functional
 from ddl.nn.additions import AddingStream, Addition
 from ddl.nn.checks import require_exact_type, require_own_forward
-from ddl.nn.gate import shut
 from ddl.nn.history import History
 from ddl.nn.linear import form_pruned
+from ddl.nn.padding import without_padding
 from ddl.nn.read import Read, make_reads
 from ddl.ops.checks import autocast_dtype
 
@@ -71,12 +71,12 @@ class ConvolvedStream(AddingStream):
     ) -> Tensor:
         """Map embeddings x (B, T, d) to the final read (B, T, d); arguments as in DeltaStream."""
         if keep is not None:
-            x = shut(x, keep)
+            x = without_padding(x, keep)
         read = self._reads(x, history, document_starts)
         for i, sublayer in enumerate(self.sublayers):
             written = sublayer(read(i, x), *args)
             if keep is not None:  # else a convolution would carry padding into a token
-                written = shut(written, keep)
+                written = without_padding(written, keep)
             if self.hooks:
                 self.show(Addition(i, x.unsqueeze(-1), written, None, None, keep))
             x = x + written

@@ -24,8 +24,8 @@ from ddl.options import (
 
 from ..checks import require_own_forward
 from ..convolution import Slot, convolve
-from ..gate import shut
 from ..linear import Projection, empty_parameter, project, projection_of
+from ..padding import without_padding
 from .decay import Decay
 
 __all__ = ["DeltaMixer"]
@@ -157,7 +157,7 @@ class DeltaMixer(nn.Module):
             if mask is not None:
                 check_mask(name, mask, h.shape[:2], h)
         if keep is not None:
-            h = shut(h, keep)
+            h = without_padding(h, keep)
         q, k, v = (
             self._mixed(name, projection(h), slot, document_starts)
             for name, projection in (("q", self.c_q), ("k", self.c_k), ("v", self.c_v))
@@ -168,7 +168,7 @@ class DeltaMixer(nn.Module):
             beta = beta.unflatten(-1, (self.layout.steps, -1))
         g = None if self.decay is None else self.decay(h)
         if keep is not None:  # nothing is written, nothing decays
-            beta, g = shut(beta, keep), None if g is None else shut(g, keep)
+            beta, g = without_padding(beta, keep), None if g is None else without_padding(g, keep)
         past = None if slot is None else slot.history.get(f"{slot.name}.state")
         y, state = delta_rule(
             unit(q), unit(k), v, beta, g, initial_state=past, document_starts=document_starts

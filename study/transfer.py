@@ -6,7 +6,8 @@ Widths 64, 128 and 256 with 4 layers, in the standard parameterization and with 
 2, 4, 8 and 16 layers at width 64, standard and with completep from 2 layers; additions and channel
 reads. Heads of the attention stay 32 wide. Every model is trained on the same batches with four
 rates, a factor of two apart, and with more as long as the best is the lowest or the highest.
-A model at its base's size is the standard one, so it is trained once.
+A model at its base's size is the standard one, so it is trained once. Before them, the sizes that
+`ddl bench coordinates` measures.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ddl.lab.train import Trainer
 from ddl.models import GPTConfig
 from ddl.optim import OptimConfig
 
-from . import records, side_by_side
+from . import records, side_by_side, sizes
 from .records import Record
 
 OUT = records.FOLDER / "transfer" / "text.jsonl"
@@ -178,7 +179,8 @@ def planned(kept: Collection[Record]) -> list[Run]:
 
 
 def jobs() -> Iterator[side_by_side.Job]:
-    """The runs that can be planned with the records so far."""
+    """The sizes, and the runs that can be planned with the records so far."""
+    yield from sizes.jobs()
     for run in planned(records.by_name(OUT).values()):
         yield side_by_side.Job(run.name, OUT, partial(record_of, run))
 

@@ -1,7 +1,7 @@
-"""Write the table and the picture of docs/transfer.md from the records of study/transfer.py.
+"""Write the tables and pictures of docs/transfer.md from the records of study/transfer.py.
 
 python -m study.transfer_page          # after python -m study.transfer
-python -m study.transfer_page --check  # says whether both are current, exit status 1
+python -m study.transfer_page --check  # says whether they are current, exit status 1
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from ddl.models import GPTConfig
 from docs.scripts.marked import write_tables
 
-from . import records, transfer
+from . import records, sizes, transfer
 from .page import made_of
 from .pictures import clean, look, save
 from .records import Record
 from .transfer import DEPTH, WIDTH, Curve, Question
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE, PICTURE = DOCS / "transfer.md", DOCS / "transfer.png"
+PAGE, PICTURE, SIZES = (DOCS / f"transfer{end}" for end in (".md", ".png", "-sizes.png"))
 
 
 def panels() -> Iterator[tuple[str, Question, list[GPTConfig]]]:
@@ -107,14 +107,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing")
     args = parser.parse_args(arguments)
     kept = list(records.by_name(transfer.OUT).values())
-    digest = records.digest(transfer.OUT.stem, folder=transfer.OUT.parent)
-    tables = {"transfer": table(kept)}
+    measured = list(records.by_name(sizes.OUT).values())
+    tables = {"transfer": table(kept), "sizes": sizes.table(measured)}
     stale = write_tables(PAGE, tables, command="study.transfer_page", check=args.check)
-    if not args.check and kept:
-        picture(kept, PICTURE, digest)
-    elif kept and made_of(PICTURE) != f"records {digest}":
-        print(f"{PICTURE.name} is stale: run python -m study.transfer_page", file=sys.stderr)
-        stale = 1
+    drawn = (picture, kept, PICTURE, transfer.OUT), (sizes.picture, measured, SIZES, sizes.OUT)
+    for draw, shown, path, source in drawn:
+        digest = records.digest(source.stem, folder=source.parent)
+        if not args.check and shown:
+            draw(shown, path, digest)
+        elif shown and made_of(path) != f"records {digest}":
+            print(f"{path.name} is stale: run python -m study.transfer_page", file=sys.stderr)
+            stale = 1
     return stale
 
 

@@ -85,9 +85,11 @@ def parameter_groups(
     "matrices" decays whatever has two or more dimensions, as nanoGPT does.
 
     Parameters without requires_grad are left out; shared ones appear once. Raises ValueError for
-    another `decay`.
+    another `decay`, and for a weight decay that is negative or no number.
     """
     check_choice("decay", decay, get_args(Decay))
+    check_finite("weight_decay", weight_decay)
+    check_least("weight_decay", weight_decay)
     marked = never_decayed(model) if decay == "sublayers" else []
     kept = {id(parameter): parameter for parameter in marked}
     decayed: dict[int, nn.Parameter] = {}
@@ -130,6 +132,7 @@ def _by_scale(
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set each group's learning rate: lr times the group's `lr_scale`, if it has one."""
+    check_finite("lr", lr)
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from ddl.lab.bench.coordinates import DERIVED, PLACES, derived_slope
 from ddl.models import GPT
-from study import records, transfer, transfer_page
+from study import records, sizes, transfer, transfer_page
 from study.transfer import DEPTH, WIDTH, Curve, Question, Run, Size
 
 
@@ -105,6 +106,40 @@ def test_the_table_has_a_row_for_every_curve_with_its_best_in_bold() -> None:
     assert transfer_page.table([]) == "Not trained yet."
 
 
+def sizes_of_everything(off: float = 0.0) -> list[dict[str, Any]]:
+    """As if all sizes had the derived slopes, and some other one in the standard case."""
+    kept = []
+    for job in sizes.jobs():
+        residual, over, scaled = job.work.args[0], job.work.args[1], job.work.keywords["scaled"]
+        quantities = [
+            name
+            for name in DERIVED
+            if residual != "additive" or name not in ("value", "logit of β")
+        ]
+        slope = {name: derived_slope(residual, over, name) or 0 for name in quantities}
+        more = off if scaled else 1.0
+        rows = [{q: place ** (slope[q] + more) for q in quantities} for place in PLACES[over]]
+        kept.append(
+            {"name": job.name, "places": PLACES[over], "sizes": rows}
+            | {"processor_seconds": 60, "processor": "a processor"}
+        )
+    return kept
+
+
+def test_a_slope_that_is_not_the_derived_one_is_bold() -> None:
+    _, _, head, _, *rows, _, end = sizes.table(sizes_of_everything()).splitlines()
+    assert head == "| | over | size | derived | standard | mup, completep |"
+    assert "| ddl-cc | width | value | +0.5 | **+1.50** | +0.50 |" in rows
+    assert "| additive | depth | first write / state | -1 | **+0.00** | -1.00 |" in rows
+    assert not any("| state |" in row for row in rows if "| depth |" in row)
+    assert "In 0.1 hours of a core (a processor)." in end
+    scaled = [
+        row.rpartition(" | ")[2] for row in sizes.table(sizes_of_everything(off=0.2)).splitlines()
+    ]
+    assert "**+0.70** |" in scaled
+    assert sizes.table([]) == "Not measured yet."
+
+
 def test_a_missing_run_leaves_a_dash_and_nothing_bold() -> None:
     kept = [each for each in records_of_everything() if each["lr"] != 2e-3]
     assert "**" not in transfer_page.table(kept)
@@ -113,13 +148,17 @@ def test_a_missing_run_leaves_a_dash_and_nothing_bold() -> None:
 def test_the_page_is_written_and_found_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("PAGE", "PICTURE"):
+    for name in ("PAGE", "PICTURE", "SIZES"):
         file = getattr(transfer_page, name)
         monkeypatch.setattr(transfer_page, name, tmp_path / file.name)
-    transfer_page.PAGE.write_text("<!-- transfer: begin -->\n<!-- transfer: end -->\n")
+    marks = [f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in ("transfer", "sizes")]
+    transfer_page.PAGE.write_text("".join(marks))
     monkeypatch.setattr(transfer, "OUT", tmp_path / "text.jsonl")
+    monkeypatch.setattr(sizes, "OUT", tmp_path / "sizes.jsonl")
     for record in records_of_everything():
         records.keep(transfer.OUT, record)
+    for record in sizes_of_everything():
+        records.keep(sizes.OUT, record)
     assert transfer_page.main([]) == 0
     assert transfer_page.main(["--check"]) == 0
     records.keep(transfer.OUT, records_of_everything()[0] | {"loss": 1.0})
@@ -127,6 +166,10 @@ def test_the_page_is_written_and_found_stale(
     found = capsys.readouterr().err
     assert "transfer.md is stale" in found
     assert "transfer.png is stale" in found
+    assert "transfer-sizes.png" not in found
+    records.keep(sizes.OUT, sizes_of_everything(off=0.2)[1])
+    assert transfer_page.main(["--check"]) == 1
+    assert "transfer-sizes.png is stale" in capsys.readouterr().err
 
 
 def test_the_committed_page_is_current() -> None:

@@ -29,9 +29,23 @@ from ddl.nn.hooks import Rewrite, installed
 from ddl.optim import OptimConfig, make_optimizer
 from ddl.recording.sublayers import hooks_of
 
-__all__ = ["DEPTHS", "NEAR", "WIDTHS", "Slope", "check", "curves", "show", "sizes"]
+__all__ = [
+    "DEPTHS",
+    "NEAR",
+    "PLACES",
+    "WIDTHS",
+    "Slope",
+    "check",
+    "curves",
+    "derived_slope",
+    "parameterization",
+    "show",
+    "sizes",
+    "slopes",
+]
 
 WIDTHS, DEPTHS = (64, 128, 256, 512, 1024), (2, 4, 8, 16, 32)
+PLACES = {"width": WIDTHS, "depth": DEPTHS}
 HEAD, LAYERS, WIDTH = 16, 2, 64  # of attention; of the models that become wider, and deeper
 TOKENS, BATCH, TIME = 64, 8, 32
 STEPS, RATE, SEEDS = 10, 1e-3, (0, 1)
@@ -79,9 +93,6 @@ def check(
     for residual in residuals:
         for over, places in (("width", widths), ("depth", depths)):
             for scaled in (False, True):
-                name = "standard"
-                if scaled:
-                    name = "mup" if over == "width" else "completep"
                 rows = curves(
                     residual,
                     over,
@@ -91,14 +102,36 @@ def check(
                     device=device,
                     progress=progress,
                 )
-                for quantity, derived in DERIVED.items():
-                    expected = derived[over == "depth"]
-                    if expected is None or quantity not in rows[0]:
-                        continue
-                    if quantity == "value" and residual == "expanded":
-                        expected = 0  # its directions bring the width
-                    found = _slope(places, [row[quantity] for row in rows])
-                    yield Slope(residual, over, name, quantity, expected, found)
+                yield from slopes(residual, over, places, rows, scaled=scaled)
+
+
+def parameterization(over: str, *, scaled: bool) -> str:
+    """The one that should keep sizes over "width" or "depth", or the standard one."""
+    return {"width": "mup", "depth": "completep"}[over] if scaled else "standard"
+
+
+def derived_slope(residual: str, over: str, quantity: str) -> float | None:
+    """The slope that docs/transfer.md derives; None where it derives none."""
+    if quantity == "value" and residual == "expanded":
+        return 0  # its directions bring the width
+    return DERIVED[quantity][over == "depth"]
+
+
+def slopes(
+    residual: str,
+    over: str,
+    places: Sequence[int],
+    rows: Sequence[dict[str, float]],
+    *,
+    scaled: bool,
+) -> Iterator[Slope]:
+    """The slopes of what `curves` found."""
+    name = parameterization(over, scaled=scaled)
+    for quantity in rows[0]:
+        derived = derived_slope(residual, over, quantity)
+        if derived is not None:
+            found = _slope(places, [row[quantity] for row in rows])
+            yield Slope(residual, over, name, quantity, derived, found)
 
 
 def show(config: BenchConfig) -> int:
@@ -108,10 +141,10 @@ def show(config: BenchConfig) -> int:
     with passing_bar(make_console(stderr=True), MofNCompleteColumn()) as bar:
         task = bar.add_task("training", total=2 * len(residuals) * (len(WIDTHS) + len(DEPTHS)))
         advance = partial(bar.advance, task)
-        slopes = list(check(residuals, device=device, progress=advance))
+        found = list(check(residuals, device=device, progress=advance))
     table = Table("residual", "over", "quantity", "derived", "standard", "with mup, completep")
-    scaled = [slope for slope in slopes if slope.parameterization != "standard"]
-    plain = [slope for slope in slopes if slope.parameterization == "standard"]
+    scaled = [slope for slope in found if slope.parameterization != "standard"]
+    plain = [slope for slope in found if slope.parameterization == "standard"]
     for with_it, without in zip(scaled, plain, strict=True):
         shown = f"{with_it.found:+.2f}{'' if with_it.near else ' not near'}"
         cells = [with_it.residual, with_it.over, with_it.quantity, f"{with_it.derived:+g}"]
@@ -142,11 +175,12 @@ def curves(
             hidden_size=width,
             num_heads=width // HEAD,
         )
+        name: Any = parameterization(over, scaled=scaled)
         if scaled and over == "width":
-            config = replace(config, parameterization="mup", base_width=places[0])
+            config = replace(config, parameterization=name, base_width=places[0])
         elif scaled:
             base: dict[str, Any] = {"base_width": WIDTH, "base_layers": places[0]}
-            config = replace(config, parameterization="completep", **base)
+            config = replace(config, parameterization=name, **base)
         found.append(sizes(config, seeds, device))
         if progress is not None:
             progress()

@@ -86,7 +86,7 @@ def run(plan: Callable[[], Iterable[Job]], processes: int, seconds: float) -> in
             records.keep(job.out, record)
             pace = (time.monotonic() - begun) / done
             rest = duration(pace * len(running)) if running else "nothing"
-            print(f"{job.name}: {told(record)}; {rest} to go", flush=True)
+            print(f"{job.name}: {told(record)}{rest} to go", flush=True)
     if running:
         print(f"left: {len(running)}", flush=True)
         for process in list(pool._processes.values()):
@@ -96,7 +96,9 @@ def run(plan: Callable[[], Iterable[Job]], processes: int, seconds: float) -> in
 
 
 def told(record: Record) -> str:
-    return ", ".join(f"{key} {record[key]:.4f}" for key in ("loss", "accuracy") if key in record)
+    """What a line of progress says of a record, with what divides it from the rest."""
+    scores = (f"{key} {record[key]:.4f}" for key in ("loss", "accuracy") if key in record)
+    return "; ".join([*scores, ""])
 
 
 def prepare() -> None:

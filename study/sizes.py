@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import product
@@ -37,14 +36,12 @@ def name_of(residual: str, over: str, *, scaled: bool) -> str:
 
 def record_of(residual: str, over: str, *, scaled: bool) -> Record:
     """The sizes at every width or depth."""
-    start = time.process_time()
     device = pick_device("auto", residual)
     places = coordinates.PLACES[over]
     return {
         "name": name_of(residual, over, scaled=scaled),
         "places": places,
         "sizes": coordinates.curves(residual, over, places, scaled=scaled, device=device),
-        "processor_seconds": round(time.process_time() - start),
         "processor": records.processor(device),
     }
 
@@ -70,20 +67,16 @@ def table(kept: Collection[Record]) -> str:
             cells = [_cell(slope) for slope in (plain, scaled_one)]
             start = f"| {residual} | {over} | {plain.quantity} | {plain.derived:+g} |"
             rows.append(f"{start} {' | '.join(cells)} |")
+    processors = ", ".join(sorted({record["processor"] for record in kept}))
     end = (
         f"Slopes in log-log after {coordinates.STEPS} steps, {len(coordinates.SEEDS)} seeds; "
-        f"**bold**: further than {coordinates.NEAR} from the derived one. {_effort(kept)}."
+        f"**bold**: further than {coordinates.NEAR} from the derived one ({processors})."
     )
     return "\n".join([*rows, "", end])
 
 
 def _cell(slope: coordinates.Slope) -> str:
     return f"{slope.found:+.2f}" if slope.near else f"**{slope.found:+.2f}**"
-
-
-def _effort(kept: Collection[Record]) -> str:
-    said = records.effort(kept)
-    return said[0].upper() + said[1:]
 
 
 def picture(kept: Collection[Record], path: Path, digest: str) -> None:

@@ -120,8 +120,7 @@ def sizes_of_everything(off: float = 0.0) -> list[dict[str, Any]]:
         more = off if scaled else 1.0
         rows = [{q: place ** (slope[q] + more) for q in quantities} for place in PLACES[over]]
         kept.append(
-            {"name": job.name, "places": PLACES[over], "sizes": rows}
-            | {"processor_seconds": 60, "processor": "a processor"}
+            {"name": job.name, "places": PLACES[over], "sizes": rows} | {"processor": "a processor"}
         )
     return kept
 
@@ -132,7 +131,7 @@ def test_a_slope_that_is_not_the_derived_one_is_bold() -> None:
     assert "| ddl-cc | width | value | +0.5 | **+1.50** | +0.50 |" in rows
     assert "| additive | depth | first write / state | -1 | **+0.00** | -1.00 |" in rows
     assert not any("| state |" in row for row in rows if "| depth |" in row)
-    assert "In 0.1 hours of a core (a processor)." in end
+    assert end.endswith("(a processor).")
     scaled = [
         row.rpartition(" | ")[2] for row in sizes.table(sizes_of_everything(off=0.2)).splitlines()
     ]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl import functional, reference
+from ddl.lab.bench import problems
 from ddl.lab.bench.problems import Case, Operator, Problem, build
 from ddl.lab.bench.traffic import moved
 from ddl.models.streams.connected import map_of_streams
@@ -28,6 +29,11 @@ EPS_K = 1e-5
 VALUE_SCALE = 4.0
 NORM_EPS = 1e-5
 JOIN = 2.0  # b = 2·sigmoid
+# Of the inputs and gradients of all kernels here: those with a row for each token, and by which
+# other one the error of a sum over tokens is judged: mHC has three scales, in one tensor or three.
+PER_TOKEN = (*problems.PER_TOKEN, "h", "output", "join", "mix")
+MAP_SCALES = ("scale", "scale_read", "scale_join", "scale_mix")
+SCALES = problems.SCALES | dict.fromkeys(MAP_SCALES, "base")
 
 Outputs = tuple[Tensor, ...]
 
@@ -212,7 +218,7 @@ def drawn(shape: tuple[int, ...], like: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def same_bytes(case: Case, inputs: dict[str, Tensor]) -> Problem:
-    return Problem(inputs, {}, *bytes_of(case), inputs["state"])
+    return Problem(inputs, {}, *bytes_of(case), inputs["state"], PER_TOKEN, SCALES)
 
 
 def bytes_of(case: Case) -> tuple[int, int]:

@@ -238,9 +238,11 @@ def test_the_command(near, status, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert shown.count("width") == 6 + 8  # quantities of additive and of ddl
     assert ("not near" in shown) == bool(status)
-    for option in ("--out x.jsonl", "--json", "--baseline x.jsonl"):
+    for option in ("--out x.jsonl", "--json", "--baseline x.jsonl", "--hidden-size 128"):
         assert cli.main(["bench", "coordinates", *option.split()]) == 1
-        assert "must be left out with coordinates, which is no time" in capsys.readouterr().err
+        assert "must be left out with coordinates, which takes --residuals and --device" in (
+            capsys.readouterr().err
+        )
     assert cli.main(["bench", "coordinates", "ops"]) == 1
     assert "must be coordinates alone, or others" in capsys.readouterr().err
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,15 +24,8 @@ LONGEST = 256  # tokens in a sequence, unless a case says otherwise
 # tokens and more.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 AT_ONCE = 2**26  # most elements of a state that the reference takes at once, in float64
-SCALES = {
-    "gate_bias": "gate_weight",
-    "value_bias": "value_weight",
-    "scale": "base",  # of mHC: three numbers in one tensor, or in three
-    "scale_read": "base",
-    "scale_join": "base",
-    "scale_mix": "base",
-}
-PER_TOKEN = ("state", "direction", "value", "gate", "x", "h", "output", "join", "mix")
+SCALES = {"gate_bias": "gate_weight", "value_bias": "value_weight"}
+PER_TOKEN = ("state", "direction", "value", "gate", "x")
 
 Operator = Callable[..., Any]  # with the signature of its namesake in `ddl.functional`
 
@@ -76,6 +69,8 @@ class Problem:
     forward_bytes: int
     backward_bytes: int
     state: Tensor  # its size is the size of the copies to compare with
+    per_token: Collection[str] = PER_TOKEN  # inputs with a row for each token
+    scales: Mapping[str, str] = field(default_factory=SCALES.copy)  # of `compare`
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -186,14 +181,14 @@ def check(
         right, exact_grads = _reference(exact, problem, part, incoming)
         pairs = {f"output {i}": (outputs[i][part], tensor) for i, tensor in enumerate(right)}
         for name, gradient in exact_grads.items():
-            if name in PER_TOKEN:
+            if name in problem.per_token:
                 pairs[name] = (grads[name][part], gradient)
             else:
                 sums[name] = sums.get(name, torch.zeros_like(gradient)) + gradient
-        worst = max(worst, _share(case, pairs, tolerances))
+        worst = max(worst, _share(case, pairs, tolerances, problem.scales))
     if sums:
         pairs = {name: (grads[name], gradient) for name, gradient in sums.items()}
-        worst = max(worst, _share(case, pairs, tolerances))
+        worst = max(worst, _share(case, pairs, tolerances, problem.scales))
     return worst
 
 
@@ -209,9 +204,10 @@ def _reference(
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Outputs and gradients by name, in float64, of the sequences in `part`."""
     inputs = {
-        name: (tensor[part] if name in PER_TOKEN else tensor).detach().double().requires_grad_()
+        name: (tensor[part] if name in problem.per_token else tensor)
         for name, tensor in problem.inputs.items()
     }
+    inputs = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
     numbers = {name: x for name, x in problem.numbers.items() if name != "context_dtype"}
     outputs = tensors(op(**inputs, **numbers))
     given = [gradient[part].double() for gradient in incoming]
@@ -223,11 +219,12 @@ def _share(
     case: Case,
     pairs: Mapping[str, tuple[Tensor, Tensor]],
     tolerances: Mapping[torch.dtype, float],
+    scales: Mapping[str, str],
 ) -> float:
     """The largest error divided by its tolerance."""
     alike: dict[float, dict[str, tuple[Tensor, Tensor]]] = {}
     for name, pair in pairs.items():
         coarsest = max(pair[0].dtype, case.state, key=lambda dtype: torch.finfo(dtype).eps)
         alike.setdefault(tolerances[coarsest], {})[name] = pair
-    scales = {bias: weight for bias, weight in SCALES.items() if weight in pairs}
+    scales = {bias: weight for bias, weight in scales.items() if weight in pairs}
     return max(compare(group, allowed, scales) / allowed for allowed, group in alike.items())

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,7 +12,7 @@ from ddl.models.config import RESIDUALS
 from ddl.options import Residual, check_choice, check_least
 
 Part = Literal["ops", "blocks", "models", "norm", "coordinates"]
-COORDINATES = "coordinates"  # which is no time
+COORDINATES = "coordinates"
 PARTS: tuple[Part, ...] = tuple(part for part in get_args(Part) if part != COORDINATES)
 
 
@@ -84,9 +84,11 @@ class BenchConfig:
         alone = COORDINATES not in self.parts or len(self.parts) == 1
         require(alone, "parts", f"{COORDINATES} alone, or others", self.parts)
         if COORDINATES in self.parts:
-            for name in ("out", "baseline", "json"):
-                must = f"left out with {COORDINATES}, which is no time"
-                require(not getattr(self, name), name, must, getattr(self, name), ("parts",))
+            for option in fields(self):
+                given: Any = getattr(self, option.name)
+                taken = option.name in ("parts", "residuals", "device") or given == option.default
+                must = f"left out with {COORDINATES}, which takes --residuals and --device"
+                require(taken, option.name, must, given, ("parts",))
         for residual in self.residuals:
             check_choice("residuals", residual, tuple(r for r in RESIDUALS if r != "additive"))
         require_given(len(self.residuals) > 0, "residuals", "at least one residual")
@@ -95,7 +97,7 @@ class BenchConfig:
         d = self.hidden_size
         require(d is None or d % 32 == 0, "hidden_size", "a multiple of 32", d)
         for name, default in (("min_ratio", 0.9), ("max_p95", 1.2)):
-            given: Any = getattr(self, name)
+            given = getattr(self, name)
             check_least(name, given)
             unused = self.baseline is not None or given == default
             require(unused, name, f"left at {default} without `baseline`", given, ("baseline",))

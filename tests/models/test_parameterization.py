@@ -261,6 +261,17 @@ def test_a_value_of_the_sublayers_output_is_built_at_any_width() -> None:
     GPT(wide("ddl-cc", mapping="v", direction="mean"))(IDX)
 
 
+@pytest.mark.parametrize("number", ["0.1", None, math.nan, torch.ones(())])
+def test_what_is_no_number_is_refused(number: Any) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="`weight_decay` must be a finite number"):
+        parameter_groups(model, number)
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1.0)
+    with pytest.raises(ValueError, match="`lr` must be a finite number"):
+        set_learning_rate(optimizer, number)
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, 1.0]
+
+
 def test_wrappers_keep_the_rates() -> None:
     config = wide("ddl-cc")
     plain = rates(GPT(config))

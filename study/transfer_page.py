@@ -88,7 +88,7 @@ def picture(kept: list[Record], path: Path, digest: str) -> None:
                     full = look(number) | {"markerfacecolor": look(number)["color"]}
                     axes.plot([best], [losses[best]], **full)
             axes.set(xscale="log", title=name)
-            axes.set_xticks(rates, [f"{lr:g}" for lr in rates])
+            axes.set_xticks(rates, [f"{lr:g}" for lr in rates], rotation=45)
             axes.minorticks_off()
             axes.legend(frameon=False, fontsize=8)
             clean(axes)

@@ -68,9 +68,13 @@ def rates_tried(
 
 def effort(kept: Collection[Record]) -> str:
     """The hours that runs took, and on what."""
-    processors = ", ".join(sorted({record["processor"] for record in kept}))
     hours = sum(record["processor_seconds"] for record in kept) / 3600
-    return f"in {hours:.1f} hours of a core ({processors})"
+    return f"in {hours:.1f} hours of a core ({processors(kept)})"
+
+
+def processors(kept: Collection[Record]) -> str:
+    """The names of all processors that records were made on."""
+    return ", ".join(sorted({record["processor"] for record in kept}))
 
 
 def processor(device: torch.device) -> str:

@@ -67,10 +67,10 @@ def table(kept: Collection[Record]) -> str:
             cells = [_cell(slope) for slope in (plain, scaled_one)]
             start = f"| {residual} | {over} | {plain.quantity} | {plain.derived:+g} |"
             rows.append(f"{start} {' | '.join(cells)} |")
-    processors = ", ".join(sorted({record["processor"] for record in kept}))
     end = (
         f"Slopes in log-log after {coordinates.STEPS} steps, {len(coordinates.SEEDS)} seeds; "
-        f"**bold**: further than {coordinates.NEAR} from the derived one ({processors})."
+        f"**bold**: further than {coordinates.NEAR} from the derived one "
+        f"({records.processors(kept)})."
     )
     return "\n".join([*rows, "", end])
 

@@ -29,8 +29,8 @@ EPS_K = 1e-5
 VALUE_SCALE = 4.0
 NORM_EPS = 1e-5
 JOIN = 2.0  # b = 2·sigmoid
-# Of the inputs and gradients of all kernels here: those with a row for each token, and by which
-# other one the error of a sum over tokens is judged: mHC has three scales, in one tensor or three.
+# Inputs of all kernels here that have a row for each token. Scales: for `compare`; the gradients of
+# mHC's three scales (in one tensor or in three) are judged by the size of the base's.
 PER_TOKEN = (*problems.PER_TOKEN, "h", "output", "join", "mix")
 MAP_SCALES = ("scale", "scale_read", "scale_join", "scale_mix")
 SCALES = problems.SCALES | dict.fromkeys(MAP_SCALES, "base")

@@ -49,6 +49,15 @@ def test_a_library_is_checked_and_timed_beside_ours(beside: Any, name: str) -> N
         assert line["backward"]["bytes"] == 2 * 13 * D * 2 * 15
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_library_is_checked_a_sequence_at_a_time(
+    load: Any, beside: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As at the sizes that are timed, where the reference has no memory for all of them."""
+    monkeypatch.setattr(load("ddl.lab.bench.problems"), "AT_ONCE", 13 * D * 4)
+    assert [line["gate"]["red"] for line in beside(name)] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("name", "function"),
     [("authors", "FusedDeepDeltaFunction"), ("tile-kernels", "mhc_post"),

@@ -165,6 +165,11 @@ def curves(
 ) -> list[dict[str, float]]:
     """The sizes at each width or depth; the first is the base."""
     found = []
+    base: dict[str, Any] = {"parameterization": parameterization(over, scaled=scaled)}
+    if over == "width":
+        base |= {"base_width": places[0]}
+    else:
+        base |= {"base_width": WIDTH, "base_layers": places[0]}
     for place in places:
         width, layers = (place, LAYERS) if over == "width" else (WIDTH, place)
         config = GPTConfig(
@@ -175,12 +180,8 @@ def curves(
             hidden_size=width,
             num_heads=width // HEAD,
         )
-        name: Any = parameterization(over, scaled=scaled)
-        if scaled and over == "width":
-            config = replace(config, parameterization=name, base_width=places[0])
-        elif scaled:
-            base: dict[str, Any] = {"base_width": WIDTH, "base_layers": places[0]}
-            config = replace(config, parameterization=name, **base)
+        if scaled:
+            config = replace(config, **base)
         found.append(sizes(config, seeds, device))
         if progress is not None:
             progress()

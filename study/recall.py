@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ BATCH, STEPS, WARMUP = 16, 2000, 100
 SCORED = 256  # sequences
 SEEDS_OF_A_RUN = 1_000_000  # those below are of what is scored
 MOST_WRITES = 8  # assignments are counted apart up to so many
-TUNED_ON, SEEDS, RATES = 101, (1, 2, 3), (3e-3, 6e-3, 1.2e-2)
+TUNED_ON, SEEDS = 101, (1, 2, 3)
 RECORDS = records.FOLDER / "recall"
 IGNORED = -100
 
@@ -215,21 +215,35 @@ DEPTH = {
     "none": replace(OVER_DEPTH, residual="ddl-cc-noec", erase="none"),
     "separate": replace(OVER_DEPTH, residual="ddl-cc-noec", erase="separate"),
 }
-SETS: dict[str, tuple[dict[str, GPTConfig], list[Task]]] = {
-    "time": (TIME, [Task(256, 24, 48)]),
-    "depth": (DEPTH, [Task(block, v, 2 * v) for block, v in product((64, 128), (3, 8))]),
+
+
+class Compared(NamedTuple):
+    """Models by variant, the tasks they are trained on, and the learning rates to begin with."""
+
+    variants: dict[str, GPTConfig]
+    tasks: list[Task]
+    rates: tuple[float, ...]
+
+
+SETS = {
+    "time": Compared(TIME, [Task(256, 24, 48)], (1.5e-3, 3e-3, 6e-3, 1.2e-2)),
+    "depth": Compared(
+        DEPTH,
+        [Task(block, v, 2 * v) for block, v in product((64, 128), (3, 8))],
+        (3e-3, 6e-3, 1.2e-2),
+    ),
 }
 
 
 def planned(which: str, kept: Collection[Record]) -> list[Run]:
     """The runs that can be done: those to tune, on the last task, and of tuned variants all."""
-    variants, tasks = SETS[which]
+    compared = SETS[which]
     runs = []
-    for variant, model in variants.items():
-        rates, best = tuned(variant, tasks[-1], kept)
-        runs += [run_of(variant, model, tasks[-1], lr, TUNED_ON) for lr in rates]
+    for variant, model in compared.variants.items():
+        rates, best = tuned(variant, compared, kept)
+        runs += [run_of(variant, model, compared.tasks[-1], lr, TUNED_ON) for lr in rates]
         if best is not None:
-            pairs = product(SEEDS, tasks)
+            pairs = product(SEEDS, compared.tasks)
             runs += [run_of(variant, model, task, best, seed) for seed, task in pairs]
     return runs
 
@@ -238,14 +252,17 @@ def run_of(variant: str, model: GPTConfig, task: Task, lr: float, seed: int) -> 
     return Run(variant, task, replace(model, block_size=task.block), lr, seed)
 
 
-def tuned(variant: str, task: Task, kept: Collection[Record]) -> tuple[list[float], float | None]:
+def tuned(
+    variant: str, compared: Compared, kept: Collection[Record]
+) -> tuple[list[float], float | None]:
     """The learning rates to try, and the best once it lies between others; by `rates_tried`."""
+    task = vars(compared.tasks[-1])
     accuracy = {
         record["lr"]: record["accuracy"]
         for record in kept
-        if (record["variant"], record["task"], record["seed"]) == (variant, vars(task), TUNED_ON)
+        if (record["variant"], record["task"], record["seed"]) == (variant, task, TUNED_ON)
     }
-    return records.rates_tried(RATES, accuracy, factor=2)
+    return records.rates_tried(compared.rates, accuracy, factor=2)
 
 
 def jobs(which: str, out: Path) -> Iterator[side_by_side.Job]:

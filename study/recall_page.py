@@ -26,8 +26,9 @@ def table(which: str) -> str:
     records = list(by_name(recall.RECORDS / f"{which}.jsonl").values())
     if not records:
         return "Not trained yet."
-    variants, tasks = recall.SETS[which]
-    rates = {name: recall.tuned(name, tasks[-1], records)[1] for name in variants}
+    compared = recall.SETS[which]
+    variants, tasks, _ = compared
+    rates = {name: recall.tuned(name, compared, records)[1] for name in variants}
     baseline = next(iter(variants))
     rows = [
         "| tokens, variables | variant | parameters | learning rate | accuracy | once | 2 to 4 "

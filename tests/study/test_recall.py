@@ -95,12 +95,13 @@ def test_runs_are_planned_done_and_kept(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(side_by_side, "run", run_here)
     small = replace(recall.TIME["deltanet"], hidden_size=32, num_heads=2, num_layers=1)
     task = recall.Task(40, 3, 6)
-    monkeypatch.setattr(recall, "SETS", {"time": ({"a": small}, [task])})
+    compared = recall.Compared({"a": small}, [task], (3e-3, 6e-3, 1.2e-2))
+    monkeypatch.setattr(recall, "SETS", {"time": compared})
     monkeypatch.setattr(recall, "STEPS", 3)
     monkeypatch.setattr(recall, "SCORED", 4)
     assert recall.main(["time", "--records", str(tmp_path)]) == 0
     found = list(records.by_name(tmp_path / "time.jsonl").values())
-    _, best = recall.tuned("a", task, found)
+    _, best = recall.tuned("a", compared, found)
     assert [r["lr"] for r in found if r["seed"] != 101] == [best] * 3
     assert {r["seed"] for r in found} == {1, 2, 3, 101}
     assert all(r["parameters"] == found[0]["parameters"] for r in found)
@@ -108,6 +109,7 @@ def test_runs_are_planned_done_and_kept(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_rates_are_tried_until_the_best_lies_between_others() -> None:
     """Accuracy by rate, and what is tried next; a rate as good as its neighbour is good enough."""
+    compared = recall.Compared({}, [TASK], (3e-3, 6e-3, 1.2e-2))
     for by_rate, expected in (
         ({}, ([3e-3, 6e-3, 1.2e-2], None)),
         ({3e-3: 0.9, 6e-3: 0.5}, ([3e-3, 6e-3, 1.2e-2], None)),
@@ -120,7 +122,7 @@ def test_rates_are_tried_until_the_best_lies_between_others() -> None:
         common = {"variant": "a", "task": vars(TASK), "seed": recall.TUNED_ON}
         kept = [{**common, "lr": lr, "accuracy": found} for lr, found in by_rate.items()]
         other = {**common, "seed": 1, "lr": 5.0, "accuracy": 1.0}
-        assert recall.tuned("a", TASK, [*kept, other]) == expected
+        assert recall.tuned("a", compared, [*kept, other]) == expected
 
 
 def test_models_of_a_set_are_equal_in_size() -> None:
@@ -141,7 +143,7 @@ def test_the_page_is_current() -> None:
 
 def test_the_table_of_some_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall, "RECORDS", tmp_path)
-    task = recall.SETS["time"][1][0]
+    task = recall.SETS["time"].tasks[0]
     assert recall_page.table("time") == "Not trained yet."
     lines = [
         {
@@ -162,7 +164,7 @@ def test_the_table_of_some_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             ("multi-value", 0.7, (101, 1)),  # not yet all
         )
         for seed in seeds
-        for lr in ((0.003, 0.006, 0.012) if seed == recall.TUNED_ON else (0.006,))
+        for lr in (recall.SETS["time"].rates if seed == recall.TUNED_ON else (0.006,))
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "time.jsonl").write_text(text)
@@ -173,4 +175,4 @@ def test_the_table_of_some_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (
         "| 0.720 (0.710–0.730) | 1.000 | 0.500 | 0.250 | **+0.200** | +0.200 to +0.200 |" in rows[1]
     )
-    assert "in 8.0 hours of a core (AVX2)" in end
+    assert "in 9.5 hours of a core (AVX2)" in end

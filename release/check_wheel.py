@@ -30,6 +30,7 @@ PAIRS = (
     ("2.11.0", "3.10"), ("2.11.0", "3.14"),
     ("2.15.0", "3.11"), ("2.15.0", "3.15"),
 )  # fmt: skip
+EXTRAS = "eval,explore,report"  # of which the tests are
 TOOLS = ("hypothesis", "peft", "pyelftools", "pytest", "pytest-xdist")
 # These are about the source tree, or need an emulated or a real GPU.
 NOT_OF_THE_WHEEL = (
@@ -95,7 +96,7 @@ def check_pair(wheel: Path, torch: str, python: str) -> None:
             "environment", [*uv, "venv", "--quiet", "--no-project", "--python", python, environment]
         )
         into = [*uv, "pip", "install", "--quiet", "--python", environment]
-        packages = [f"{wheel}[eval]", f"torch=={torch}"]
+        packages = [f"{wheel}[{EXTRAS}]", f"torch=={torch}"]
         if (torch, python) == PAIRS[0]:
             packages += ["--resolution", "lowest-direct", *least_versions()]
         step("packages", [*into, *packages])

@@ -176,6 +176,7 @@ def test_the_extension_alone_imports_no_numpy():
 def test_without_numpy_it_says_so():
     code = "import sys; sys.modules['numpy'] = None; import ddl.lab.analysis.spectra"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == (
+    said = (
         "ModuleNotFoundError: `ddl.lab.analysis.spectra` needs numpy: pip install 'ddl-rs[train]'"
     )
+    assert done.stderr.splitlines()[-1].startswith(said)  # Python 3.15 guesses at another module

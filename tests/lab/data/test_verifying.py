@@ -145,8 +145,8 @@ def rewritten(folder: Path, name: str, numbers: Any) -> Path:
 def test_starts_that_are_none_are_refused(prepared: Path) -> None:
     """They have to ascend, also from block to block, and lie within their shard."""
     whole = contents(prepared)
-    starts = np.fromfile(prepared / "validation-00000.starts", "<u8")
-    tokens = len(whole["validation-00000.bin"]) // 2
+    starts = np.fromfile(prepared / "train-00000.starts", "<u8")
+    tokens = len(whole["train-00000.bin"]) // 2
     assert len(starts) >= 5
     far = 10**19  # beyond int64
     for change, problem in (
@@ -159,7 +159,7 @@ def test_starts_that_are_none_are_refused(prepared: Path) -> None:
         changed = starts.copy()
         for place, value in change.items():
             changed[place] = value
-        file = rewritten(prepared, "validation-00000.starts", changed)
+        file = rewritten(prepared, "train-00000.starts", changed)
         with pytest.raises(InputError, match=re.escape(f"got {file}, {problem}{WHAT_TO_DO}")):
             checked(prepared)
     for name, content in whole.items():

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from ddl.lab import cli
-from tests.support import ROOT
 
 FOLDERS = "`RUNS` must be run directories or folders with runs"
 NO_RUNS = (
@@ -69,7 +68,7 @@ def test_without_textual(
 
 def test_in_a_terminal_a_signal_ends_it_and_leaves_the_terminal_usable(run: Path) -> None:
     ours, theirs = pty.openpty()
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "TERM": "xterm-256color"}
+    environment = os.environ | {"TERM": "xterm-256color"}
     command = [sys.executable, "-m", "ddl", "explore", str(run)]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)

@@ -202,13 +202,15 @@ def test_ddp_sums_gradients_once_per_step(tmp_path: Path) -> None:
 def test_fsdp2_sums_gradients_once_per_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scatter, called = torch.distributed.reduce_scatter_tensor, []
+    newer = hasattr(torch.distributed, "reduce_scatter_single")
+    name = "reduce_scatter_single" if newer else "reduce_scatter_tensor"
+    scatter, called = getattr(torch.distributed, name), []
 
     def counting(*arguments: Any, **options: Any) -> Any:
         called.append(1)
         return scatter(*arguments, **options)
 
-    monkeypatch.setattr(torch.distributed, "reduce_scatter_tensor", counting)
+    monkeypatch.setattr(torch.distributed, name, counting)
 
     def act(rank: int) -> None:
         with joined(1) as processes:

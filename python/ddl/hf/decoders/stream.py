@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -115,6 +116,7 @@ class Scale(nn.Module):
         return self.parameters()
 
 
+@dataclass(eq=False, repr=False)
 class Stream:
     """A state X (B, T, d, m) in place of a decoder's hidden states (B, T, d).
 
@@ -126,11 +128,12 @@ class Stream:
     the last stored state.
     """
 
-    def __init__(
-        self, state: Tensor, within: Pass, write: Write | None = None, chain: Chain | None = None
-    ) -> None:
-        self.state, self.within, self.write, self.chain = state, within, write, chain
-        self.last_read: tuple[Place, Tensor, Tensor] | None = None  # raw, and normalised
+    state: Tensor
+    within: Pass
+    write: Write | None = None
+    chain: Chain | None = None
+    last_read: tuple[Place, Tensor, Tensor] | None = field(default=None, init=False)
+    """Raw, and normalised."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -231,6 +234,7 @@ def _unflatten(tensors: Any, context: Any) -> Stream:
 
 
 # FSDP2 looks for the tensors among what a layer gets and returns, to run its hooks in the backward.
+# With torch 2.15 it finds them in a dataclass, before in what is registered.
 register_tensors_of(Stream, _flatten, _unflatten)
 
 

@@ -30,7 +30,7 @@ PAIRS = (
     ("2.11.0", "3.10"), ("2.11.0", "3.14"),
     ("2.15.0", "3.11"), ("2.15.0", "3.15"),
 )  # fmt: skip
-EXTRAS = "eval,explore,report"  # of which the tests are
+EXTRAS = "eval,explore,report"  # what the tests import
 TOOLS = ("hypothesis", "peft", "pyelftools", "pytest", "pytest-xdist")
 # These are about the source tree, or need an emulated or a real GPU.
 NOT_OF_THE_WHEEL = (

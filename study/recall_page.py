@@ -27,16 +27,15 @@ def table(which: str) -> str:
     if not records:
         return "Not trained yet."
     compared = recall.SETS[which]
-    variants, tasks, _ = compared
-    rates = {name: recall.tuned(name, compared, records)[1] for name in variants}
-    baseline = next(iter(variants))
+    rates = {name: recall.tuned(name, compared, records)[1] for name in compared.variants}
+    baseline = next(iter(rates))
     rows = [
         "| tokens, variables | variant | parameters | learning rate | accuracy | once | 2 to 4 "
         f"times | more often | difference from {baseline} | 95 % interval |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for task in tasks:
-        done = {name: found for name in variants if (found := of(records, name, task, rates[name]))}
+    for task in compared.tasks:
+        done = {name: found for name in rates if (found := of(records, name, task, rates[name]))}
         if baseline in done:
             rows += [_row(task, name, found, done[baseline]) for name, found in done.items()]
     missing = f"`{baseline}`, with which all others are compared, has not all its seeds yet."

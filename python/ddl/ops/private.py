@@ -143,9 +143,10 @@ def fake_tensor_tools() -> FakeTensorTools:
 def register_tensors_of(
     kind: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]
 ) -> None:
-    """Let torch find the tensors within objects of a class; FSDP2 runs its hooks on them.
+    """Let torch find the tensors within objects of a dataclass; FSDP2 runs its hooks on them.
 
-    Without torch's registry it does not: FSDP2 fails on layers between which such objects pass.
+    From torch 2.15 on FSDP2 finds them in every dataclass by itself. With an older torch without
+    this registry it fails on layers between which such objects pass.
     """
     try:
         from torch.utils._pytree import register_pytree_node

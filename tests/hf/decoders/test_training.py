@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import ddl
 from ddl import hf
+from ddl.hf.decoders.stream import Pass, Stream
 from ddl.nanogpt.annealing import Annealing
+from ddl.results import Chain
 from tests.support.decoder_cases import VARIANTS, VOCABULARY, converted, plain, tokens
 from tests.support.hf_cases import CHECKPOINTING
 from tests.support.processes import together
@@ -212,6 +216,17 @@ def test_fsdp2_gathers_every_layer(variant, recomputed, tmp_path):
                 torch.testing.assert_close(whole.full_tensor(), q.grad, msg=name)
 
     together(2, tmp_path, act)
+
+
+def test_a_stream_can_be_rebuilt_around_other_tensors():
+    """As FSDP2 does it: from torch 2.15 on by a dataclass's fields, before by torch's registry."""
+    stream = Stream(torch.randn(2, 3, 4, 1), Pass(None, None, None, None), chain=Chain(4))
+    state = 2 * stream.state
+    leaves, tree = tree_flatten(stream)
+    assert [leaf is stream.state for leaf in leaves] == [True]
+    for rebuilt in (dataclasses.replace(stream, state=state), tree_unflatten([state], tree)):
+        assert rebuilt.state is state
+        assert (rebuilt.within, rebuilt.write, rebuilt.chain) == (stream.within, None, Chain(4))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

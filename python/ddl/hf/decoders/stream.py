@@ -234,7 +234,7 @@ def _unflatten(tensors: Any, context: Any) -> Stream:
 
 
 # FSDP2 looks for the tensors among what a layer gets and returns, to run its hooks in the backward.
-# With torch 2.15 it finds them in a dataclass, before in what is registered.
+# torch 2.15 finds them because Stream is a dataclass, older versions because it is registered here.
 register_tensors_of(Stream, _flatten, _unflatten)
 
 

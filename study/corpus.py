@@ -126,7 +126,14 @@ def unpack(packages: Path, folder: Path) -> None:
 def fetch(folder: Path) -> None:
     """Fetch the packages' .deb files with apt-get into `folder`."""
     for package, (version, _) in PACKAGES.items():
-        subprocess.run(["apt-get", "download", f"{package}={version}"], cwd=folder, check=True)
+        wanted = f"{package}={version}"
+        try:
+            subprocess.run(["apt-get", "download", wanted], cwd=folder, check=True)
+        except (FileNotFoundError, subprocess.CalledProcessError):
+            sys.exit(
+                f"apt-get cannot fetch {wanted}: run apt-get update, or fetch the packages from "
+                "snapshot.debian.org and name their folder with --packages"
+            )
 
 
 def main(arguments: list[str] | None = None) -> None:

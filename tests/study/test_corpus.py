@@ -57,6 +57,18 @@ def test_each_paragraph_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found[1]["text"] == "\n".join(long[8:])
 
 
+@pytest.mark.parametrize("apt_get", [None, "#!/bin/sh\nexit 100\n"], ids=["none", "fails"])
+def test_what_apt_get_cannot_fetch_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apt_get: str | None
+) -> None:
+    if apt_get is not None:
+        (tmp_path / "apt-get").write_text(apt_get)
+        (tmp_path / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"^apt-get cannot fetch debian-handbook=.*: run apt-get"):
+        corpus.fetch(tmp_path)
+
+
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
 def test_packages_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(f"<p>{SENTENCE[:-1]}, and once more for the {n}th time.</p>" for n in range(8))

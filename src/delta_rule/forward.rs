@@ -1,21 +1,24 @@
 //! The forward: every slice goes through all tokens by itself.
 //!
-//! One pass over the slice per step writes S, queries it and computes the next step's kᵀS: per vector of the slice one load,
-//! one store and three multiplications with additions; one more if every row has a decay of its own.
+//! One pass over the slice writes S, queries it and computes kᵀS of the steps that come next. It does two
+//! steps wherever the state is not needed between them; what the first one changes is then added to the
+//! second one's kᵀS and to the first query. Per vector of the slice that is one load, one store and six
+//! multiplications with additions; one more if every row has a decay of its own.
 
 use super::division::{Unit, chunk_tokens, chunks, may_lag, units, useful_threads};
+use super::loaded::{KEPT, Loaded, Place, ROWS, multiply_by};
 use super::rows::{Rows, store as store_row, take};
 use super::single;
-use super::slice::{self, BLOCK, Row, Sliced, Step, load, product, rows_mut, scaled, step, store};
+use super::slice::{
+    self, BLOCK, Pair, Row, Sliced, Step, added, load, product, rows_mut, scaled, step, steps, store,
+};
+use super::transposed::dot;
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
 use crate::cpu::simd::interleaved::Interleaved;
 use crate::problem::{DeltaRule, OverTime};
 use crate::tensor::{Block, Tensor};
-
-/// Steps after which a row that is fetched is used.
-const AHEAD: usize = 4;
 
 /// The outputs of a forward.
 pub struct Outputs {
@@ -71,128 +74,236 @@ impl<A: Sliced> WithSimd for Forward<'_, A> {
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
         let OverTime { time, steps, key, .. } = self.problem.sizes;
-        let padded = key.next_multiple_of(BLOCK);
-        let mut memory = Buffer::<A>::zeros((A::COLUMNS + 6) * padded + A::COLUMNS)?;
+        let size = key.next_multiple_of(BLOCK);
+        let mut memory = Buffer::<A>::zeros((A::COLUMNS + ROWS) * size + A::COLUMNS)?;
         let mut rest = &mut *memory;
         let unit = self.unit.clone();
         let rows = Rows::new(self.problem, &unit);
-        let state = take(&mut rest, A::COLUMNS * padded);
-        let [k, next_k] = [take(&mut rest, padded), take(&mut rest, padded)];
-        let [decay, next_decay] = [take(&mut rest, padded), take(&mut rest, padded)];
-        let [next, q] = [take(&mut rest, padded), take(&mut rest, padded)];
-        let mut of = Loaded { rows: &rows, steps, k, next_k, decay, next_decay, next, q, columns: rest };
+        let state = take(&mut rest, A::COLUMNS * size);
+        let mut of = Loaded::new(&rows, self.problem.sizes, size, rest);
+        let mut known = Known::of_zeros(simd);
         if let Some(initial) = &self.problem.initial_state {
             for (row, to) in state.chunks_exact_mut(A::COLUMNS).take(key).enumerate() {
                 rows.state(initial, [0, 1], row, to);
             }
+            known.count = 0;
         }
-        let (mut p, mut lag) = (slice::zeros::<A, S>(simd), A::from_f64(1.0));
-        if time > 0 {
-            of.load_next(0);
-            p = product(simd, rows_mut(state), of.next);
-        }
-        for at in 0..time * steps {
-            of.go_to(at);
-            if at.is_multiple_of(steps) && rows.starts(at / steps) {
+        let (mut place, mut done) = (Place::default(), KEPT);
+        while place.token < time {
+            for _ in 0..done {
+                of.advance();
+            }
+            if place.inner == 0 && rows.starts(place.token) {
                 state.fill(A::default());
-                (p, lag) = (slice::zeros::<A, S>(simd), A::from_f64(1.0));
+                known = Known::of_zeros(simd);
             }
-            if at.is_multiple_of(steps) {
-                self.keep(at / steps, state, lag);
+            if place.inner == 0 {
+                self.keep(place.token, state, known.lag);
             }
-            rows.fetch(at + AHEAD);
-            if at + 1 < time * steps {
-                of.load_next(at + 1);
+            done = self.pass(simd, place, state, &mut of, &mut known);
+            for _ in 0..done {
+                place = place.after(steps);
             }
-            p = self.step(simd, at, state, &mut of, p, &mut lag);
         }
-        unpack(state, lag, key, &mut self.final_state, 0);
+        unpack(state, known.lag, key, &mut self.final_state, 0);
         Ok(())
     }
 }
 
-/// The rows of a step and of the next one.
-struct Loaded<'a, A> {
-    rows: &'a Rows<'a>,
-    steps: usize,
-    k: &'a mut [A],
-    next_k: &'a mut [A],
-    /// a of the token, if every row has its own
-    decay: &'a mut [A],
-    next_decay: &'a mut [A],
-    /// the next step's k, times its a if every row has its own
-    next: &'a mut [A],
-    q: &'a mut [A],
-    /// one number of each of the slice's columns
-    columns: &'a mut [A],
+/// What is known of a state before a pass. The state is lag times what is stored.
+struct Known<A: Sliced, S: Interleaved> {
+    /// the products of what is stored with k of the next steps, of so many
+    p: [Row<A, S>; 2],
+    count: usize,
+    lag: A,
 }
 
-impl<A: Sliced> Loaded<'_, A> {
+impl<A: Sliced, S: Interleaved> Known<A, S> {
     #[inline(always)]
-    fn load_next(&mut self, at: usize) {
-        self.rows.k(at, self.next_k);
-        self.next.copy_from_slice(self.next_k);
-        if at.is_multiple_of(self.steps) && self.rows.decays_by_row() {
-            self.rows.decay(at / self.steps, self.next_decay);
-            for (product, decay) in self.next.iter_mut().zip(&*self.next_decay) {
-                *product *= *decay;
-            }
-        }
+    fn of_zeros(simd: S) -> Self {
+        Known { p: [slice::zeros::<A, S>(simd); 2], count: 2, lag: A::from_f64(1.0) }
     }
+}
 
-    /// Takes the rows that were loaded as the next step's.
-    #[inline(always)]
-    fn go_to(&mut self, at: usize) {
-        std::mem::swap(&mut self.k, &mut self.next_k);
-        if at.is_multiple_of(self.steps) {
-            std::mem::swap(&mut self.decay, &mut self.next_decay);
-        }
-    }
+/// The steps of a pass: one or two.
+struct Group<A> {
+    count: usize,
+    places: [Place; 2],
+    /// whether a step is a token's last
+    queried: [bool; 2],
+    /// of what is stored: after the decay before each step, and after the pass
+    lags: [A; 2],
+    after: [A; 2],
+    decays: bool,
 }
 
 impl<A: Sliced> Forward<'_, A> {
-    /// Does one step. p is kᵀS as it is stored, of this step and then of the next. S is lag times what is stored.
+    /// Does the next step, or the next two, in one pass over the state. Returns how many.
     #[inline(always)]
-    fn step<S: Interleaved>(
+    fn pass<S: Interleaved>(
         &mut self,
         simd: S,
-        at: usize,
+        place: Place,
         state: &mut [A],
         of: &mut Loaded<'_, A>,
-        p: Row<A, S>,
-        lag: &mut A,
+        known: &mut Known<A, S>,
+    ) -> usize {
+        let group = self.group(of, place, known.lag);
+        let count = group.count;
+        if known.count < count {
+            of.decay_products(0);
+            for n in known.count..count {
+                known.p[n] = product(simd, rows_mut(state), of.products(0)[n]);
+            }
+        }
+        let mut w = [slice::zeros::<A, S>(simd); 2];
+        for n in 0..count {
+            let mut p = known.p[n];
+            if n > 0 {
+                p = added(simd, dot(simd, of.decayed_k(), of.k(1)), w[0], p);
+            }
+            w[n] = self.write(simd, of, group.places[n].step, scaled(simd, group.lags[n], p), group.after[n]);
+        }
+        let y = Self::rewrite(simd, &group, state, of, w, known);
+        for (n, y) in y.into_iter().enumerate().take(count) {
+            if group.queried[n] {
+                let (token, lag) = (group.places[n].token, group.after[n]);
+                self.outputs(simd, token, state, of, lag, y);
+            }
+        }
+        count
+    }
+
+    /// Returns the steps of the next pass: two, unless the state is needed between them.
+    #[inline(always)]
+    fn group(&self, of: &mut Loaded<'_, A>, place: Place, lag: A) -> Group<A> {
+        let (places, by_row) = ([place, place.after(of.steps)], of.rows.decays_by_row());
+        let apart = |next: Place| {
+            let several = self.problem.sizes.queries_of_a_state() > 1;
+            // Between chunks, whether or not the states are saved: that changes no bit.
+            let chunk = next.token.is_multiple_of(of.chunk);
+            next.inner == 0 && (several || chunk || of.rows.starts(next.token))
+        };
+        let mut count = if places[1].step == of.all || apart(places[1]) { 1 } else { 2 };
+        let (mut lags, mut so_far) = ([lag; 2], lag);
+        for n in 0..count {
+            if places[n].inner == 0 && !by_row {
+                so_far *= of.rows.head_decay::<A>(places[n].token);
+            }
+            lags[n] = so_far;
+        }
+        let mut after = lags;
+        let mut decays = by_row && places[..count].iter().any(|place| place.inner == 0);
+        if !lags[..count].iter().all(|lag| may_lag(*lag)) {
+            count = 1;
+        }
+        if !may_lag(lags[0]) {
+            of.multiply.fill(lags[0]);
+            (decays, after[0]) = (true, A::from_f64(1.0));
+        } else if by_row {
+            of.decay_pass(count);
+        }
+        Group { count, places, queried: places.map(|place| place.inner + 1 == of.steps), lags, after, decays }
+    }
+
+    /// Changes the state by w, queries it, and computes what is known before the next pass.
+    #[inline(always)]
+    fn rewrite<S: Interleaved>(
+        simd: S,
+        group: &Group<A>,
+        state: &mut [A],
+        of: &mut Loaded<'_, A>,
+        w: [Row<A, S>; 2],
+        known: &mut Known<A, S>,
+    ) -> [Row<A, S>; 2] {
+        for n in 0..group.count {
+            if group.queried[n] {
+                of.rows.q(group.places[n].token, 0, of.q[n]);
+            }
+        }
+        of.decay_products(group.count);
+        (known.count, known.lag) = (group.count, group.after[group.count - 1]);
+        match group.count {
+            1 => [Self::one(simd, group, state, of, w[0], known); 2],
+            _ => Self::two(simd, group, state, of, w, known),
+        }
+    }
+
+    #[inline(always)]
+    fn one<S: Interleaved>(
+        simd: S,
+        group: &Group<A>,
+        state: &mut [A],
+        of: &mut Loaded<'_, A>,
+        w: Row<A, S>,
+        known: &mut Known<A, S>,
     ) -> Row<A, S> {
-        let (token, inner) = (at / of.steps, at % of.steps);
-        let mut decays = inner == 0 && of.rows.decays_by_row();
-        if inner == 0 && !decays {
-            *lag *= of.rows.head_decay::<A>(token);
-        }
-        let p = scaled(simd, *lag, p);
-        if !may_lag(*lag) {
-            of.decay.fill(*lag);
-            (decays, *lag) = (true, A::from_f64(1.0));
-        }
-        let w = self.write(simd, of, at, p, *lag);
-        let queried = inner + 1 == of.steps;
-        if queried {
-            of.rows.q(token, 0, of.q);
-        }
-        let factors = Step { decay: of.decay, k: of.k, q: of.q, next: of.next };
-        let (y, next) = match (decays, queried) {
+        let next = of.products(1)[0];
+        let factors = Step { decay: of.multiply, k: of.k(0), q: of.q[0], next };
+        let (y, p) = match (group.decays, group.queried[0]) {
             (true, true) => step::<A, S, true, true>(simd, rows_mut(state), &factors, w),
             (true, false) => step::<A, S, true, false>(simd, rows_mut(state), &factors, w),
             (false, true) => step::<A, S, false, true>(simd, rows_mut(state), &factors, w),
             (false, false) => step::<A, S, false, false>(simd, rows_mut(state), &factors, w),
         };
-        if queried {
-            self.output(simd, scaled(simd, *lag, y), [token, 0], of.columns);
-            for query in 1..self.problem.sizes.queries_of_a_state() {
-                of.rows.q(token, query, of.q);
-                let y = product::<A, S>(simd, rows_mut(state), of.q);
-                self.output(simd, scaled(simd, *lag, y), [token, query], of.columns);
-            }
+        known.p[0] = p;
+        y
+    }
+
+    #[inline(always)]
+    fn two<S: Interleaved>(
+        simd: S,
+        group: &Group<A>,
+        state: &mut [A],
+        of: &mut Loaded<'_, A>,
+        w: [Row<A, S>; 2],
+        known: &mut Known<A, S>,
+    ) -> [Row<A, S>; 2] {
+        let (decays, [first, second]) = (group.decays, group.queried);
+        let along = dot(simd, of.q[0], of.k(0));
+        if first && decays {
+            multiply_by(of.q[0], &of.decay[of.range(0)]);
         }
-        next
+        let factors = Pair {
+            decay: of.multiply,
+            k: [of.decayed_k(), of.k(1)],
+            q: of.q.each_ref().map(|row| &**row),
+            next: of.products(2),
+        };
+        let pass = match (decays, first, second) {
+            (true, true, true) => steps::<A, S, true, true, true>,
+            (true, true, false) => steps::<A, S, true, true, false>,
+            (true, false, true) => steps::<A, S, true, false, true>,
+            (true, false, false) => steps::<A, S, true, false, false>,
+            (false, true, true) => steps::<A, S, false, true, true>,
+            (false, true, false) => steps::<A, S, false, true, false>,
+            (false, false, true) => steps::<A, S, false, false, true>,
+            (false, false, false) => steps::<A, S, false, false, false>,
+        };
+        let mut sums = [slice::zeros::<A, S>(simd); 4];
+        pass(simd, rows_mut(state), &factors, &w, &mut sums);
+        known.p = [sums[2], sums[3]];
+        [added(simd, along, w[0], sums[0]), sums[1]]
+    }
+
+    /// Writes all outputs of a token, of which y is the first.
+    #[inline(always)]
+    fn outputs<S: Interleaved>(
+        &mut self,
+        simd: S,
+        token: usize,
+        state: &mut [A],
+        of: &mut Loaded<'_, A>,
+        lag: A,
+        mut y: Row<A, S>,
+    ) {
+        for query in 0..self.problem.sizes.queries_of_a_state() {
+            if query > 0 {
+                of.rows.q(token, query, of.q[0]);
+                y = product::<A, S>(simd, rows_mut(state), of.q[0]);
+            }
+            self.output(simd, scaled(simd, lag, y), [token, query], of.columns);
+        }
     }
 
     /// Saves the state before a token that begins a chunk.

@@ -11,6 +11,7 @@ pub mod backward;
 mod chunk;
 mod division;
 pub mod forward;
+mod loaded;
 mod partial;
 mod rows;
 mod single;

@@ -14,11 +14,17 @@ use crate::tensor::{Block, Dtype, Tensor};
 pub struct Rows<'a> {
     problem: &'a DeltaRule,
     unit: &'a Unit,
+    /// the heads of q, k and v that serve this state, the first of q's
+    query: usize,
+    key: usize,
+    value: usize,
 }
 
 impl<'a> Rows<'a> {
     pub fn new(problem: &'a DeltaRule, unit: &'a Unit) -> Rows<'a> {
-        Rows { problem, unit }
+        let OverTime { queries, keys, values, .. } = problem.sizes;
+        let [query, key, value] = [queries, keys, values].map(|heads| serving(problem, unit, heads));
+        Rows { problem, unit, query, key, value }
     }
 
     fn sizes(&self) -> OverTime {
@@ -31,12 +37,6 @@ impl<'a> Rows<'a> {
         (self.unit.batch * count + at) * heads + head
     }
 
-    /// Returns the head that serves this state, of a tensor with so many.
-    #[inline(always)]
-    fn serving(&self, heads: usize) -> usize {
-        self.unit.state * heads / self.sizes().states
-    }
-
     fn steps(&self) -> usize {
         self.sizes().time * self.sizes().steps
     }
@@ -44,14 +44,14 @@ impl<'a> Rows<'a> {
     #[inline(always)]
     pub fn k<A: Accum>(&self, step: usize, to: &mut [A]) {
         let OverTime { keys, key, .. } = self.sizes();
-        let row = self.row(step, self.steps(), keys, self.serving(keys));
+        let row = self.row(step, self.steps(), keys, self.key);
         load(&self.problem.k, key, row, 0..key, to);
     }
 
     #[inline(always)]
     pub fn v<A: Accum>(&self, step: usize, to: &mut [A]) {
         let OverTime { values, value, .. } = self.sizes();
-        let row = self.row(step, self.steps(), values, self.serving(values));
+        let row = self.row(step, self.steps(), values, self.value);
         load(&self.problem.v, value, row, self.unit.columns.clone(), to);
     }
 
@@ -59,7 +59,7 @@ impl<'a> Rows<'a> {
     #[inline(always)]
     pub fn q<A: Accum>(&self, token: usize, query: usize, to: &mut [A]) {
         let OverTime { time, queries, key, .. } = self.sizes();
-        let row = self.row(token, time, queries, self.serving(queries) + query);
+        let row = self.row(token, time, queries, self.query + query);
         load(&self.problem.q, key, row, 0..key, to);
     }
 
@@ -68,7 +68,7 @@ impl<'a> Rows<'a> {
     pub fn output<A: Accum>(&self, of: &Tensor, token: usize, query: usize, to: &mut [A]) {
         let OverTime { time, value, .. } = self.sizes();
         let heads = self.sizes().outputs();
-        let row = self.row(token, time, heads, self.serving(heads) + query);
+        let row = self.row(token, time, heads, serving(self.problem, self.unit, heads) + query);
         load(of, value, row, self.unit.columns.clone(), to);
     }
 
@@ -144,10 +144,16 @@ impl<'a> Rows<'a> {
             return;
         }
         let token = step / steps;
-        self.problem.k.rows(key).fetch(self.row(step, self.steps(), keys, self.serving(keys)));
-        self.problem.v.rows(value).fetch(self.row(step, self.steps(), values, self.serving(values)));
-        self.problem.q.rows(key).fetch(self.row(token, time, queries, self.serving(queries)));
+        self.problem.k.rows(key).fetch(self.row(step, self.steps(), keys, self.key));
+        self.problem.v.rows(value).fetch(self.row(step, self.steps(), values, self.value));
+        self.problem.q.rows(key).fetch(self.row(token, time, queries, self.query));
     }
+}
+
+/// Returns the head that serves a unit's state, of a tensor with so many.
+#[inline(always)]
+fn serving(problem: &DeltaRule, unit: &Unit, heads: usize) -> usize {
+    unit.state * heads / problem.sizes.states
 }
 
 /// Widens some columns of a row into the first numbers of `to`; zeros follow.

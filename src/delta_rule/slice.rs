@@ -130,6 +130,13 @@ pub fn scaled<A: Accum, S: Simd>(simd: S, scale: A, row: Row<A, S>) -> Row<A, S>
     [scale * row[0], scale * row[1]]
 }
 
+/// scale · row + to
+#[inline(always)]
+pub fn added<A: Accum, S: Simd>(simd: S, scale: A, row: Row<A, S>, to: Row<A, S>) -> Row<A, S> {
+    let scale = A::Vector::<S>::splat(simd, scale);
+    [scale.mul_add(row[0], to[0]), scale.mul_add(row[1], to[1])]
+}
+
 /// The rows of a packed slice.
 #[inline(always)]
 pub fn rows_mut<A: Accum>(slice: &mut [A]) -> &mut [Stored<A>] {
@@ -192,4 +199,99 @@ pub fn step<A: Accum, S: Simd, const DECAYS: bool, const QUERIES: bool>(
         }
     }
     (y, p)
+}
+
+/// What two steps take, one number per row. a is the decay of each, if every row has its own.
+pub struct Pair<'a, A> {
+    /// a₁ ⊙ a₂, unused without DECAYS
+    pub decay: &'a [A],
+    /// a₂ ⊙ k₁ and k₂
+    pub k: [&'a [A]; 2],
+    /// a₁ ⊙ q₁, unused without FIRST, and q₂, unused without SECOND
+    pub q: [&'a [A]; 2],
+    /// of the next two steps: a₃ ⊙ k₃ and a₃ ⊙ a₄ ⊙ k₄
+    pub next: [&'a [A]; 2],
+}
+
+/// Sums of two steps: Sᵀ(a₁ ⊙ q₁) before them, Sᵀq₂ after them and the next two's products with S.
+pub type Sums<A, S> = [Row<A, S>; 4];
+
+/// S ← a₁ a₂ S + a₂ k₁ w₁ᵀ + k₂ w₂ᵀ, with queries to the first step or the second. A function of its own:
+/// within a larger one the sums would not stay in registers.
+#[inline(never)]
+pub fn steps<A: Accum, S: Interleaved, const DECAYS: bool, const FIRST: bool, const SECOND: bool>(
+    simd: S,
+    s: &mut [Stored<A>],
+    of: &Pair<'_, A>,
+    w: &[Row<A, S>; 2],
+    sums: &mut Sums<A, S>,
+) {
+    simd.vectorize(
+        #[inline(always)]
+        || match S::f32s::LEN {
+            16 => pass::<A, S, 2, DECAYS, FIRST, SECOND>(simd, s, 0, of, w, sums),
+            _ => {
+                pass::<A, S, 1, DECAYS, FIRST, SECOND>(simd, s, 0, of, w, sums);
+                pass::<A, S, 1, DECAYS, FIRST, SECOND>(simd, s, 1, of, w, sums);
+            }
+        },
+    );
+}
+
+/// Does so with N vectors of every row, from the `at`-th on: as many as there are registers for.
+#[inline(always)]
+fn pass<A: Accum, S: Simd, const N: usize, const DECAYS: bool, const FIRST: bool, const SECOND: bool>(
+    simd: S,
+    s: &mut [Stored<A>],
+    at: usize,
+    of: &Pair<'_, A>,
+    w: &[Row<A, S>; 2],
+    sums: &mut Sums<A, S>,
+) {
+    let count = s.len();
+    let (decay, zero) = (&of.decay[..count], A::Vector::<S>::splat(simd, A::default()));
+    let [k, q, next] = [of.k, of.q, of.next].map(|rows| rows.map(|row| &row[..count]));
+    let splat = |number: A| A::Vector::<S>::splat(simd, number);
+    let (mut total, mut of_w) = ([[zero; N]; 4], [[zero; N]; 2]);
+    for i in 0..2 {
+        of_w[i].copy_from_slice(&w[i][at..at + N]);
+    }
+    for r in 0..count {
+        let mut new = [zero; N];
+        for n in 0..N {
+            new[n] = A::Vector::load_array_ref(simd, &s[r][at + n]);
+        }
+        if FIRST {
+            add(splat(q[0][r]), &new, &mut total[0]);
+        }
+        if DECAYS {
+            let decay = splat(decay[r]);
+            for new in &mut new {
+                *new = decay * *new;
+            }
+        }
+        for i in 0..2 {
+            add(splat(k[i][r]), &of_w[i], &mut new);
+        }
+        for n in 0..N {
+            new[n].store_array(&mut s[r][at + n]);
+        }
+        if SECOND {
+            add(splat(q[1][r]), &new, &mut total[1]);
+        }
+        for i in 0..2 {
+            add(splat(next[i][r]), &new, &mut total[2 + i]);
+        }
+    }
+    for (sum, total) in sums.iter_mut().zip(total) {
+        sum[at..at + N].copy_from_slice(&total);
+    }
+}
+
+/// to ← to + number · vectors
+#[inline(always)]
+fn add<V: SimdFloat<S>, S: Simd, const N: usize>(number: V, vectors: &[V; N], to: &mut [V; N]) {
+    for n in 0..N {
+        to[n] = number.mul_add(vectors[n], to[n]);
+    }
 }

@@ -1,6 +1,6 @@
 //! The passes, at every kind of vectors, against loops over numbers.
 
-use super::slice::{self, Sliced, Step, load, rows_mut, step, store};
+use super::slice::{self, Pair, Sliced, Step, load, rows_mut, step, steps, store};
 use super::transposed::{self, Back, Columns, Sums, get, put};
 use crate::cpu::simd::dispatch::{WithSimd, dispatch_all};
 use crate::cpu::simd::interleaved::Interleaved;
@@ -58,6 +58,59 @@ impl<A: Sliced> WithSimd for Forward<A> {
     }
 }
 
+/// Two steps in a pass.
+struct Both<A>(std::marker::PhantomData<A>);
+
+impl<A: Sliced> WithSimd for Both<A> {
+    type Output = ();
+
+    fn run<S: Interleaved>(self, simd: S) {
+        let passes = [
+            steps::<A, S, false, false, false>,
+            steps::<A, S, false, false, true>,
+            steps::<A, S, false, true, false>,
+            steps::<A, S, false, true, true>,
+            steps::<A, S, true, false, false>,
+            steps::<A, S, true, false, true>,
+            steps::<A, S, true, true, false>,
+            steps::<A, S, true, true, true>,
+        ];
+        let width = A::COLUMNS;
+        let old = numbers::<A>(ROWS * width, 0);
+        let of: [_; 7] = std::array::from_fn(|n| numbers::<A>(ROWS, n + 1));
+        let w = [8, 9].map(|seed| numbers::<A>(width, seed));
+        let wide = |x: &[A], at: usize| x[at].to_f64();
+        for (index, pass) in passes.into_iter().enumerate() {
+            let mut state = old.clone();
+            let pair =
+                Pair { decay: &of[0], k: [&of[1], &of[2]], q: [&of[3], &of[4]], next: [&of[5], &of[6]] };
+            let mut sums = [slice::zeros::<A, S>(simd); 4];
+            let w_rows = [&w[0], &w[1]].map(|w| load::<A, S>(simd, w));
+            pass(simd, rows_mut(&mut state), &pair, &w_rows, &mut sums);
+            let sums = sums.map(|sum| {
+                let mut to = vec![A::default(); width];
+                store::<A, S>(sum, &mut to);
+                to
+            });
+            for c in 0..width {
+                let before = |r: usize| wide(&old, r * width + c);
+                let new = |r: usize| {
+                    let a = if index & 4 > 0 { wide(&of[0], r) } else { 1.0 };
+                    a * before(r) + wide(&of[1], r) * wide(&w[0], c) + wide(&of[2], r) * wide(&w[1], c)
+                };
+                let sum = |by: &[A], s: &dyn Fn(usize) -> f64| (0..ROWS).map(|r| wide(by, r) * s(r)).sum();
+                let first = if index & 2 > 0 { sum(&of[3], &before) } else { 0.0 };
+                let second = if index & 1 > 0 { sum(&of[4], &new) } else { 0.0 };
+                close("first y", sums[0][c], first);
+                close("second y", sums[1][c], second);
+                close("first p", sums[2][c], sum(&of[5], &new));
+                close("second p", sums[3][c], sum(&of[6], &new));
+                (0..ROWS).for_each(|r| close("S", state[r * width + c], new(r)));
+            }
+        }
+    }
+}
+
 /// A step back in slices of so many columns.
 struct StepBack<A>(usize, std::marker::PhantomData<A>);
 
@@ -106,6 +159,8 @@ impl<A: Sliced> WithSimd for StepBack<A> {
 fn passes_agree_with_their_definitions() {
     dispatch_all(|| Forward::<f32>(std::marker::PhantomData));
     dispatch_all(|| Forward::<f64>(std::marker::PhantomData));
+    dispatch_all(|| Both::<f32>(std::marker::PhantomData));
+    dispatch_all(|| Both::<f64>(std::marker::PhantomData));
     for width in [16, 32, 64] {
         dispatch_all(|| StepBack::<f32>(width, std::marker::PhantomData));
         dispatch_all(|| StepBack::<f64>(width, std::marker::PhantomData));

@@ -74,7 +74,7 @@ def effort(kept: Collection[Record]) -> str:
 
 def processors(kept: Collection[Record]) -> str:
     """The names of all processors that records were made on."""
-    return ", ".join(sorted({record["processor"] for record in kept}))
+    return " and ".join(sorted({record["processor"] for record in kept}))
 
 
 def processor(device: torch.device) -> str:

@@ -6,8 +6,9 @@ Widths 64, 128 and 256 with 4 layers, in the standard parameterization and with 
 2, 4, 8 and 16 layers at width 64, standard and with completep from 2 layers; additions and channel
 reads. Heads of the attention stay 32 wide. Every model is trained on the same batches with four
 rates, a factor of two apart, and with more as long as the best is the lowest or the highest.
-A model at its base's size is the standard one, so it is trained once. Before them, the sizes that
-`ddl bench coordinates` measures.
+A model at its base's size is the standard one, so it is trained once. Channel reads over depth with
+completep have three seeds, of which the mean counts, because one left open whether their best rate
+stays. Before all of them, the sizes that `ddl bench coordinates` measures.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from ddl.lab import data
@@ -31,7 +34,7 @@ from . import records, side_by_side, sizes
 from .records import Record
 
 OUT = records.FOLDER / "transfer" / "text.jsonl"
-SEED, RATES = 1, (2e-3, 4e-3, 8e-3, 1.6e-2)
+RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
 STEPS, WARMUP, BATCH, BLOCK = 600, 50, 4, 256
 SCORED = 80  # batches of the validation text
 HEAD_SIZE = 32
@@ -94,6 +97,12 @@ class Curve(NamedTuple):
         size = Size(model.hidden_size, model.num_layers)
         return cls(model.residual, model.parameterization, size)
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        over_depth = self.size.width == DEPTH.sizes[0].width
+        scaled = self.parameterization == "completep" or self.size == DEPTH.sizes[0]
+        return (1, 2, 3) if self.residual == "ddl-cc" and over_depth and scaled else (1,)
+
     def __str__(self) -> str:
         return f"{self.residual}-{self.parameterization}-{self.size}"
 
@@ -102,10 +111,12 @@ class Curve(NamedTuple):
 class Run:
     model: GPTConfig
     lr: float
+    seed: int = 1
 
     @property
     def name(self) -> str:
-        return f"{Curve.of(self.model)}-lr{self.lr:g}"
+        seed = "" if self.seed == 1 else f"-s{self.seed}"
+        return f"{Curve.of(self.model)}-lr{self.lr:g}{seed}"
 
     @property
     def config(self) -> TrainConfig:
@@ -119,7 +130,7 @@ class Run:
             eval_batches=SCORED,
             precision="float32",
             deterministic=True,
-            seed=SEED,
+            seed=self.seed,
         )
 
 
@@ -139,7 +150,7 @@ def record_of(run: Run) -> Record:
         "width": curve.size.width,
         "layers": curve.size.layers,
         "lr": run.lr,
-        "seed": SEED,
+        "seed": run.seed,
         "steps": STEPS,
         "parameters": trainer.model.num_parameters(),
         "loss": trainer.evaluate(),
@@ -149,14 +160,17 @@ def record_of(run: Run) -> Record:
 
 
 def losses(curve: Curve, kept: Collection[Record]) -> dict[float, float]:
-    """The losses of a curve's runs by learning rate."""
+    """A curve's losses by learning rate, mean over seeds; without rates that lack a seed's run."""
+    by_seed = defaultdict[float, dict[int, float]](dict)
+    for record in kept:
+        size = Size(record["width"], record["layers"])
+        if curve == Curve(record["residual"], record["parameterization"], size):
+            by_seed[record["lr"]][record["seed"]] = record["loss"]
     return {
-        record["lr"]: record["loss"]
-        for record in kept
-        if Curve(
-            record["residual"], record["parameterization"], Size(record["width"], record["layers"])
-        ) == curve
-    }  # fmt: skip
+        lr: fmean(found.values())
+        for lr, found in by_seed.items()
+        if found.keys() >= set(curve.seeds)
+    }
 
 
 def best(curve: Curve, kept: Collection[Record]) -> tuple[list[float], float | None]:
@@ -175,7 +189,13 @@ def planned(kept: Collection[Record]) -> list[Run]:
         for model in question.models(residual, standard=standard)
     }
     by_size = sorted(models, key=lambda model: model.hidden_size**2 * model.num_layers)
-    return [Run(model, lr) for model in by_size for lr in best(Curve.of(model), kept)[0]]
+    curves = [(model, Curve.of(model)) for model in by_size]
+    return [
+        Run(model, lr, seed)
+        for model, curve in curves
+        for lr in best(curve, kept)[0]
+        for seed in curve.seeds
+    ]
 
 
 def jobs() -> Iterator[side_by_side.Job]:

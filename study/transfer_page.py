@@ -39,23 +39,30 @@ def size_of(model: GPTConfig, question: Question) -> str:
     return f"d {model.hidden_size}" if question is WIDTH else f"{model.num_layers} layers"
 
 
+def rates_shown(kept: list[Record]) -> list[float]:
+    """The learning rates at which a curve has a loss."""
+    curves = {Curve.of(model) for _, _, models in panels() for model in models}
+    return sorted({lr for curve in curves for lr in transfer.losses(curve, kept)})
+
+
 def table(kept: list[Record]) -> str:
     """The picture, and the losses by learning rate; the best, between others, is bold."""
     if not kept:
         return "Not trained yet."
-    rates = sorted({record["lr"] for record in kept})
+    rates = rates_shown(kept)
     rows = [
         f"![Loss over the learning rate]({PICTURE.name})",
         "",
-        f"| | size | {' | '.join(f'{lr:g}' for lr in rates)} |",
-        f"|---|---|{'---|' * len(rates)}",
+        f"| | size | seeds | {' | '.join(f'{lr:g}' for lr in rates)} |",
+        f"|---|---|---|{'---|' * len(rates)}",
     ]
     for name, question, models in panels():
         for model in models:
             curve = Curve.of(model)
             losses, best = transfer.losses(curve, kept), transfer.best(curve, kept)[1]
             cells = [_cell(losses.get(lr), bold=lr == best) for lr in rates]
-            rows.append(f"| {name} | {size_of(model, question)} | {' | '.join(cells)} |")
+            first = f"| {name} | {size_of(model, question)} | {len(curve.seeds)} |"
+            rows.append(f"{first} {' | '.join(cells)} |")
     return "\n".join([*rows, "", _provenance(kept)])
 
 
@@ -76,7 +83,7 @@ def picture(kept: list[Record], path: Path, digest: str) -> None:
     """Loss over the learning rate, a line for each size, with the best marked."""
 
     def draw(figure: Any) -> None:
-        rates = sorted({record["lr"] for record in kept})
+        rates = rates_shown(kept)
         grid = figure.subplots(len(transfer.RESIDUALS), 4, sharex=True, sharey="row")
         for axes, (name, question, models) in zip(grid.flat, panels(), strict=True):
             for number, model in enumerate(models):

@@ -33,7 +33,8 @@ def test_small_models_are_trained_first_and_each_once() -> None:
     names = [run.name for run in planned]
     assert len(set(names)) == len(names)
     models = 2 * (3 + 2 + 3 + 3)  # d64-L4 serves both questions
-    assert len(names) == models * len(transfer.RATES)
+    further_seeds = 2 * len(DEPTH.sizes)
+    assert len(names) == (models + further_seeds) * len(transfer.RATES)
     weights = [run.model.hidden_size**2 * run.model.num_layers for run in planned]
     assert weights == sorted(weights)
 
@@ -46,6 +47,7 @@ def a_record(lr: float, loss: float) -> dict[str, Any]:
         "width": 128,
         "layers": 4,
         "lr": lr,
+        "seed": 1,
         "loss": loss,
     }
 
@@ -57,6 +59,22 @@ def test_the_best_rate_lies_between_others() -> None:
     kept.append(a_record(3.2e-2, 1.5))
     assert transfer.best(curve, kept)[1] == 1.6e-2
     assert transfer.best(curve._replace(parameterization="standard"), kept)[1] is None
+
+
+def test_a_rate_is_tried_once_each_seed_has_a_run_and_counts_by_their_mean() -> None:
+    curve = Curve("ddl-cc", "completep", Size(64, 8))
+    assert curve.seeds == (1, 2, 3)
+    assert curve._replace(parameterization="standard").seeds == (1,)
+    assert curve._replace(parameterization="standard", size=Size(64, 2)).seeds == (1, 2, 3)
+    of = {"residual": "ddl-cc", "parameterization": "completep", "width": 64, "layers": 8}
+    kept = [
+        a_record(lr, loss + seed) | of | {"seed": seed}
+        for lr, loss in zip(transfer.RATES, (4, 3, 2, 5), strict=True)
+        for seed in curve.seeds
+    ]
+    assert transfer.losses(curve, kept)[8e-3] == 4
+    assert transfer.best(curve, kept)[1] == 8e-3
+    assert 8e-3 not in transfer.losses(curve, [r for r in kept if r["seed"] != 3])
 
 
 def test_a_record_has_the_loss_of_a_trained_model(
@@ -88,7 +106,7 @@ def records_of_everything() -> list[dict[str, Any]]:
             a_record(run.lr, 1.5 + abs(math.log2(run.lr / (8e-3 if moved else 4e-3))) / 10)
             | {"name": run.name, "residual": curve.residual, "processor_seconds": 60}
             | {"parameterization": curve.parameterization, "processor": "a processor"}
-            | {"width": curve.size.width, "layers": curve.size.layers}
+            | {"width": curve.size.width, "layers": curve.size.layers, "seed": run.seed}
         )
     return kept
 
@@ -96,13 +114,13 @@ def records_of_everything() -> list[dict[str, Any]]:
 def test_the_table_has_a_row_for_every_curve_with_its_best_in_bold() -> None:
     shown, _, head, _, *rows, _, end = transfer_page.table(records_of_everything()).splitlines()
     assert shown == "![Loss over the learning rate](transfer.png)"
-    assert head == "| | size | 0.002 | 0.004 | 0.008 | 0.016 |"
-    assert "| ddl-cc, mup | d 256 | 1.6000 | **1.5000** | 1.6000 | 1.7000 |" in rows
-    assert "| additive, standard | d 256 | 1.7000 | 1.6000 | **1.5000** | 1.6000 |" in rows
-    assert "| additive, completep | 16 layers | 1.6000 | **1.5000** | 1.6000 | 1.7000 |" in rows
+    assert head == "| | size | seeds | 0.002 | 0.004 | 0.008 | 0.016 |"
+    assert "| ddl-cc, mup | d 256 | 1 | 1.6000 | **1.5000** | 1.6000 | 1.7000 |" in rows
+    assert "| additive, standard | d 256 | 1 | 1.7000 | 1.6000 | **1.5000** | 1.6000 |" in rows
+    assert "| ddl-cc, completep | 16 layers | 3 | 1.6000 | **1.5000** | 1.6000 | 1.7000 |" in rows
     assert len(rows) == 2 * (3 + 3 + 4 + 4)
-    assert "88 runs" in end
-    assert "1.5 hours" in end
+    assert "120 runs" in end
+    assert "2.0 hours" in end
     assert transfer_page.table([]) == "Not trained yet."
 
 

@@ -28,7 +28,7 @@ ORDER = {
         "slice",
         "division",
         "rows transposed",
-        "chunk partial single",
+        "chunk loaded partial single",
         "sums walk",
         "backward forward",
         "tests",

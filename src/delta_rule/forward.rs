@@ -5,12 +5,12 @@
 //! second one's kᵀS and to the first query. Per vector of the slice that is one load, one store and six
 //! multiplications with additions; one more if every row has a decay of its own.
 
-use super::division::{Unit, chunk_tokens, chunks, may_lag, units, useful_threads};
+use super::division::{Unit, chunk_tokens, chunks, may_lag, padded, units, useful_threads};
 use super::loaded::{KEPT, Loaded, Place, ROWS, multiply_by};
 use super::rows::{Rows, store as store_row, take};
 use super::single;
 use super::slice::{
-    self, BLOCK, Pair, Row, Sliced, Step, added, load, product, rows_mut, scaled, step, steps, store,
+    self, Pair, Row, Sliced, Step, added, load, product, rows_mut, scaled, step, steps, store,
 };
 use super::transposed::dot;
 use crate::cpu::buffer::{Buffer, Result};
@@ -74,7 +74,7 @@ impl<A: Sliced> WithSimd for Forward<'_, A> {
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
         let OverTime { time, steps, key, .. } = self.problem.sizes;
-        let size = key.next_multiple_of(BLOCK);
+        let size = padded(self.problem.sizes);
         let mut memory = Buffer::<A>::zeros((A::COLUMNS + ROWS) * size + A::COLUMNS)?;
         let mut rest = &mut *memory;
         let unit = self.unit.clone();
@@ -229,6 +229,7 @@ impl<A: Sliced> Forward<'_, A> {
         }
     }
 
+    /// Does a single step; returns its first query's sum.
     #[inline(always)]
     fn one<S: Interleaved>(
         simd: S,
@@ -250,6 +251,7 @@ impl<A: Sliced> Forward<'_, A> {
         y
     }
 
+    /// Does two steps; returns the sums of their queries.
     #[inline(always)]
     fn two<S: Interleaved>(
         simd: S,

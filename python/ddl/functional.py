@@ -280,7 +280,7 @@ def delta_rule(
 def write_to(state: Tensor, write: Write) -> Tensor:
     """Return `rewrite` of the state; with several heads, of each block of its features."""
     if write.heads > 1:
-        blocks = state.unflatten(-2, (write.heads, -1))
+        blocks = torch.unflatten(state, -2, (write.heads, -1))
         return write_to(blocks, write.of_blocks()).flatten(-3, -2)
     new_state, _ = operators.rewrite(state, _checked_write(state, write))
     return new_state

@@ -255,7 +255,7 @@ def delta_rule(
     dtype = v.dtype
     q, k, v, beta = _widen(v, q, k, v, beta)
     queries = max(1, q.shape[2] // H)  # of one state
-    q = q.repeat_interleave(queries * H // q.shape[2], 2).unflatten(2, (H, queries))
+    q = torch.unflatten(q.repeat_interleave(queries * H // q.shape[2], 2), 2, (H, queries))
     k, v = (x.repeat_interleave(H // x.shape[3], 3) for x in (k, v))  # (B, T, n, H, ·)
     S = q.new_zeros(B, H, K, V) if initial_state is None else _widen(v, initial_state)[0]
     if g is not None:
@@ -376,7 +376,7 @@ def _value(
     with without_autocast(z):
         rows = weight.to(z.dtype).flatten(0, -2)  # (n·m, d)
         logit = F.linear(z, rows, None if bias is None else bias.to(z.dtype).flatten())
-    logit = logit.unflatten(-1, weight.shape[:-1])
+    logit = torch.unflatten(logit, -1, weight.shape[:-1])
     return logit if scale is None else scale * torch.sigmoid(logit)
 
 

@@ -95,7 +95,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.c_attn(x).chunk(3, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for part in parts)
+        q, k, v = (torch.unflatten(part, -1, (self.n_head, -1)).transpose(1, 2) for part in parts)
         p = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
         out: Tensor = self.resid_dropout(self.c_proj(y.transpose(1, 2).flatten(2)))

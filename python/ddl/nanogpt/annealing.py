@@ -95,7 +95,7 @@ def blend(share: Tensor, state: Tensor, written: Tensor, write: Write) -> tuple[
     k = direction.to(gate.dtype)
     norm = (k.square().sum(-1, keepdim=True) + eps_k**2).sqrt()
     if heads > 1:
-        each = added.unflatten(-1, (heads, -1))
+        each = torch.unflatten(added, -1, (heads, -1))
     else:
         each = added if k.ndim == added.ndim else added.unsqueeze(-2)
     value = value + (k * each).sum(-1, keepdim=True) / norm

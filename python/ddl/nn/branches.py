@@ -201,7 +201,7 @@ class Branches(nn.Module):
         if self.mapping == "k":
             assert value is not None  # the read computed it, or it is constant
             if self.heads > 1:
-                return sublayer_out.unflatten(-1, (self.heads, -1)), value
+                return torch.unflatten(sublayer_out, -1, (self.heads, -1)), value
             return sublayer_out if self.further is None else self.further(sublayer_out), value
         assert self.direction is not None
         branch = projection_of("value", self.value)
@@ -214,7 +214,7 @@ class Branches(nn.Module):
     def _per_gate(self, gates: Tensor, axis: int) -> Tensor:
         """Split an axis of gates into (2, n) if α are gates of their own; without n for 1."""
         if self.erase == "separate":
-            return gates if self.writes == 1 else gates.unflatten(axis, (2, self.writes))
+            return gates if self.writes == 1 else torch.unflatten(gates, axis, (2, self.writes))
         return gates.squeeze(axis) if self.writes == 1 and axis == 0 else gates
 
     def _values(self, linear: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ class Branches(nn.Module):
         """Split an axis of n·m values into (n, m), if n > 1."""
         if self.writes == 1:
             return values
-        return values.unflatten(axis, (self.writes, self.value_channels))
+        return torch.unflatten(values, axis, (self.writes, self.value_channels))
 
     def _phi(self, linear: Tensor) -> Tensor:
         return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear

@@ -63,7 +63,7 @@ class FurtherDirections(nn.Module):
         """Map k₁ (…, d) to k₁ … k_n (…, n, d), in its dtype."""
         k = direction.to(self.up.weight.dtype)
         further = self.up(k if self.down is None else self.down(k)).to(direction.dtype)
-        further = further.unflatten(-1, (self.rewrites - 1, direction.shape[-1]))
+        further = torch.unflatten(further, -1, (self.rewrites - 1, direction.shape[-1]))
         return torch.cat((direction.unsqueeze(-2), further), dim=-2)
 
     def extra_repr(self) -> str:

@@ -75,7 +75,7 @@ def _by_head(given: Any) -> _Problem:
     if starts is not None:
         starts = F.pad(starts.unsqueeze(2), (0, n - 1)).flatten(1)
     return _Problem(
-        q.unflatten(2, (H, queries)).movedim(1, 3),
+        torch.unflatten(q, 2, (H, queries)).movedim(1, 3),
         steps(given.k),
         steps(given.v),
         given.beta.to(dtype).reshape(B, T * n, H).mT,
@@ -95,7 +95,7 @@ def _in_chunks(given: _Problem, n: int) -> tuple[Tensor, Tensor]:
     def cut(x: Tensor, axis: int, size: int) -> Tensor:
         """Pad the time axis with steps that do nothing, and divide it into chunks."""
         padding = [0, 0] * (x.ndim - axis - 1) + [0, chunks * size - x.shape[axis]]
-        return F.pad(x, padding).unflatten(axis, (chunks, size)).movedim(axis, 0)
+        return torch.unflatten(F.pad(x, padding), axis, (chunks, size)).movedim(axis, 0)
 
     q, k, v = cut(given.q, 3, tokens), cut(given.k, 2, C), cut(given.v, 2, C)
     beta = cut(given.beta, 2, C).unsqueeze(-1)  # (chunks, B, H, C, 1)

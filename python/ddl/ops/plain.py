@@ -56,7 +56,9 @@ def _read(given: Any, state: Tensor | None = None) -> tuple[Tensor | None, ...]:
         context_dtype=given.context_dtype,
     )
     gate = found.gate
-    return (*found[:2], gate.unflatten(-1, gates) if gate is not None and len(gates) == 2 else gate)
+    if gate is not None and len(gates) == 2:
+        gate = torch.unflatten(gate, -1, gates)
+    return (*found[:2], gate)
 
 
 def _rewrite_read(given: Any) -> tuple[Tensor | None, ...]:

@@ -52,9 +52,9 @@ def rewrite_heads(
     """`rewrite` of each of H blocks of features. v (…, H·m); β (…, H)."""
     axis = direction.ndim - 1
     blocks = rewrite(
-        state.unflatten(axis, (heads, -1)),
-        direction.unflatten(-1, (heads, -1)),
-        value.unflatten(-1, (heads, -1)),
+        torch.unflatten(state, axis, (heads, -1)),
+        torch.unflatten(direction, -1, (heads, -1)),
+        torch.unflatten(value, -1, (heads, -1)),
         gate.unsqueeze(-1),
         eps_k,
     )
@@ -79,7 +79,7 @@ def expand(
     """x (B, T, d) to a state (B, T, d, m); x itself for m = 1 without a weight."""
     if weight is not None and style == "products":
         state = _causal_conv(x, weight.flatten(0, 1).unsqueeze(1), groups=x.shape[-1])
-        return state.unflatten(-1, weight.shape[:2])
+        return torch.unflatten(state, -1, weight.shape[:2])
     if weight is not None:
         taps = enumerate(weight.unbind(-1))
         return reduce(torch.add, (_later(x, steps)[..., None] * w for steps, w in taps))

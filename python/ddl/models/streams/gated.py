@@ -59,7 +59,7 @@ class GatedRead(nn.Module):
     def gated(self, z: Tensor) -> Tensor:
         """x (B, T, d) of z."""
         gate = torch.sigmoid(self.up(F.silu(self.down(z) / self.streams)))
-        return (gate * z).unflatten(-1, (self.streams, -1)).mean(-2)
+        return torch.unflatten(gate * z, -1, (self.streams, -1)).mean(-2)
 
 
 class GatedConnection(nn.Module):

@@ -51,7 +51,8 @@ class IndependentConnection(nn.Module):
 
     def forward(self, state: Tensor) -> Connected:
         """Connect X (B, T, n, d)."""
-        z = map_of_streams(state, self.map, self.norm_eps).unflatten(-1, (2, self.streams))
+        z = map_of_streams(state, self.map, self.norm_eps)
+        z = torch.unflatten(z, -1, (2, self.streams))
         scaled = z * self.scale.unsqueeze(-1) + self.base.view(2, self.streams)
         reads, joins = torch.sigmoid(scaled).unbind(-2)
         read = (reads + EPS).unsqueeze(-1) * state

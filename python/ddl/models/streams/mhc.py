@@ -55,7 +55,7 @@ class ManifoldConnection(nn.Module):
         reads, joins, mixes = z.split(sizes, -1)
         read = (torch.sigmoid(reads) + EPS).unsqueeze(-1) * state
         join = 2 * torch.sigmoid(joins)
-        mix = sinkhorn(torch.softmax(mixes.unflatten(-1, (n, n)), -1) + EPS).to(state.dtype)
+        mix = sinkhorn(torch.softmax(torch.unflatten(mixes, -1, (n, n)), -1) + EPS).to(state.dtype)
         with without_autocast(state):
             mixed = mix.transpose(-1, -2) @ state
         return Connected(read.sum(-2).to(state.dtype), mixed, join.to(mixed.dtype), mix)

@@ -64,4 +64,4 @@ class Decay(nn.Module):
         rates = self.log_rate.to(steps.dtype).exp()
         if self.features == 1:
             return -rates * steps
-        return -rates[:, None] * steps.unflatten(-1, (self.states, self.features))
+        return -rates[:, None] * torch.unflatten(steps, -1, (self.states, self.features))

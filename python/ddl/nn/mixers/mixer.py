@@ -165,7 +165,7 @@ class DeltaMixer(nn.Module):
         gate = projection_of("gate", self.gate)
         beta = 2 * torch.sigmoid(project(h, gate.weight, gate.bias))
         if self.layout.steps > 1:
-            beta = beta.unflatten(-1, (self.layout.steps, -1))
+            beta = torch.unflatten(beta, -1, (self.layout.steps, -1))
         g = None if self.decay is None else self.decay(h)
         if keep is not None:  # nothing is written, nothing decays
             beta, g = without_padding(beta, keep), None if g is None else without_padding(g, keep)
@@ -194,7 +194,7 @@ class DeltaMixer(nn.Module):
         taps = require_own_forward("taps", self.taps, nn.ParameterDict)[name]
         x = F.silu(convolve(x, taps, place, document_starts))
         steps = (self.layout.steps,) if name != "q" and self.layout.steps > 1 else ()
-        return x.unflatten(-1, (*steps, -1, self.head_size))
+        return torch.unflatten(x, -1, (*steps, -1, self.head_size))
 
     def extra_repr(self) -> str:
         n = "" if self.kind == "deltanet" else f", n={self.n}"

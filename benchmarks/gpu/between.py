@@ -194,7 +194,7 @@ def connection(
     z = map_of_streams(state, weight, EPS) * scale.repeat_interleave(sizes) + base
     reads, joins, mixes = z.split([m, m, m * m], -1)
     x = ((torch.sigmoid(reads) + EPS).unsqueeze(-1) * state).sum(-2)
-    mixes = sinkhorn(torch.softmax(mixes.unflatten(-1, (m, m)), -1) + EPS)
+    mixes = sinkhorn(torch.softmax(torch.unflatten(mixes, -1, (m, m)), -1) + EPS)
     return state, x, JOIN * torch.sigmoid(joins), mixes
 
 

@@ -104,7 +104,7 @@ def checks(device: str, sizes: dict[str, Any], workers: Workers) -> list[Part]:
     return [
         Part("smoke", 80, 8, jobs("smoke", smoke)),
         Part("capture", 20, 8, jobs("capture", captured)),
-        Part("tests", 130, 10, tests(device)),
+        Part("tests", 190, 10, tests(device)),
         Part("large", 30, 15, [
             pytest("2^31 elements", "tests/gpu/test_memory.py", "-k", "two_to_the_31",
                    limit=60, parallel=False),
@@ -129,7 +129,7 @@ def tests(device: str) -> list[Any]:
         pytest("operators", f"{folder}test_ops.py", every,
                "-k", "float64 or bfloat16", limit=80, parallel=True),
         pytest("models", f"{folder}test_models.py", every, "-k", "not compiled",
-               limit=60, parallel=True),
+               limit=120, parallel=True),
         pytest("operators in clusters", f"{folder}test_ops.py", every,
                "-k", "test_rewrite_read and bfloat16", plan="CLUSTER=2", limit=60, parallel=True),
     ]  # fmt: skip

@@ -33,8 +33,8 @@ LIBRARIES = {
         "the authors' Triton code",
         "the same function, X', x, h; v and β come with the rewrite, which reads x and h again",
     ),
-    "tile-kernels": Library("TileKernels", MHC, "tile-kernels", "1.0"),  # as of 1.0.0
     "liger-kernel": Library("Liger", MHC, "liger-kernel", "0.8"),  # as of 0.8.0 and 0.8.5
+    "tile-kernels": Library("TileKernels", MHC, "tile-kernels", "1.0"),  # as of 1.0.0
 }
 
 

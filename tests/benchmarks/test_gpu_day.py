@@ -84,7 +84,7 @@ def test_the_operators(tmp_path: Path) -> None:
     ours, *missing = of(lines, "others")
     assert ours["one_row_us"]["no grad"] > 0
     assert all("skipped" in line for line in missing)
-    assert "TileKernels is left out: " in said
+    assert "Liger is left out: " in said
     ended = "; nothing failed; not run: others the authors' Triton code: give --authors FOLDER"
     assert ended in said.splitlines()[-1]
 

@@ -169,7 +169,7 @@ def test_the_piece_of_a_library_gets_the_folder(load: Any, monkeypatch: pytest.M
     monkeypatch.setattr(calls, "why_skipped", lambda name, *_: "no" if name[0] == "l" else None)
     part = calls.parts("2", "cuda", workers, None, "/clone")[-1]
     assert part.name == "others"
-    ours, authors, _, liger = part.pieces
+    ours, authors, liger, _ = part.pieces
     assert (ours.fresh, authors.fresh) == (False, True)
     assert authors.arguments["folder"] == "/clone"
     assert authors.arguments["library"] == "authors"

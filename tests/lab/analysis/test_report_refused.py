@@ -109,7 +109,7 @@ SQUARE = "no `coherence` of 4 × 4 numbers"
         ({"coherence": None}, SQUARE),
         ({"coherence": [1.0, 2.0, 3.0, 4.0]}, SQUARE),
         ({"survival": {}}, "no `survival` of 5 × 5 numbers"),
-        ("[" * 20000, "JSON that is nested too deeply"),
+        ("[" * 100_000, "JSON that is nested too deeply"),
     ],
 )
 def test_a_damaged_inspection(

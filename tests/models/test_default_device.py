@@ -19,14 +19,13 @@ import ddl
 from ddl import DeltaStream
 from ddl.lab.config import RESIDUALS
 from ddl.models import GPT
-from ddl.options import MODEL_OPTIONS
 from tests.models.test_architecture import config_of
 from tests.support.read_cases import name_of
 
 CPU = torch.device("cpu")
 OPTIONS: list[dict[str, Any]] = [
     *({"residual": residual} for residual in RESIDUALS),
-    *({"mixer": mixer} for mixer in MODEL_OPTIONS["mixer"].allowed),
+    {"mixer": "deltanet"},
     {"mixer": "deltaproduct", "mixer_n": 2, "mixer_gated": "per-feature"},
 ]
 STREAMS: list[dict[str, Any]] = [

@@ -84,15 +84,13 @@ class ReadParameters(NamedTuple):
         """Return the schema's arguments after the state, and the last one, `next_erase`."""
         return self[:10], ERASE.index(self.next_erase)
 
-    @property
     def over_time(self) -> bool:
         """Whether the compression has an axis over time."""
         return self.compress is not None and self.compress.ndim == 3
 
-    @property
     def looks_back(self) -> bool:
         """Whether it reads tokens before the one that it is for."""
-        return self.compress is not None and self.over_time and self.compress.shape[2] > 1
+        return self.compress is not None and self.over_time() and self.compress.shape[2] > 1
 
     def keywords(self) -> dict[str, Any]:
         """The same as arguments of `ddl.functional.read` and `ddl.reference.read`."""

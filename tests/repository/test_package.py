@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import inspect
 import json
@@ -86,6 +87,20 @@ def test_every_development_dependency_is_pinned():
     for requirement in asked:
         versions = pins[canonicalize_name(requirement.name)]
         assert all(requirement.specifier.contains(version) for version in versions), requirement
+
+
+def test_named_tuples_that_are_compiled_have_no_properties():
+    """torch.compile of torch 2.10 traces their fields and methods alone. Hooks run uncompiled."""
+    package = Path(ddl.__file__).parent
+    for path in package.rglob("*.py"):
+        where = path.relative_to(package)
+        if where.parts[0] == "lab" or where == Path("nn", "hooks.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef) and "NamedTuple" in map(ast.unparse, node.bases):
+                for member in node.body:
+                    decorators = map(ast.unparse, getattr(member, "decorator_list", ()))
+                    assert "property" not in decorators, f"{where}: {node.name}.{member.name}"
 
 
 def test_version_is_the_metadata_version():

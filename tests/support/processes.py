@@ -80,9 +80,14 @@ class Forked:
                 self.statuses[rank] = os.waitstatus_to_exitcode(done[1])
 
     def said(self, rank: int | None = None) -> str:
-        """The output of a process, or of all of them."""
+        """The output of a process, or of all of them, without what Gloo says in torch 2.10."""
         name = "*" if rank is None else str(rank)
-        return "".join(path.read_text() for path in sorted(self.folder.glob(f"{name}.txt")))
+        lines = (
+            line
+            for path in sorted(self.folder.glob(f"{name}.txt"))
+            for line in path.read_text().splitlines(keepends=True)
+        )
+        return "".join(line for line in lines if not line.startswith("[Gloo] Rank "))
 
 
 def together(count: int, folder: Path, act: Callable[[int], int | None]) -> Forked:

@@ -171,7 +171,7 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
     expand = require_exact_type("expand", stream.expand, Expand)
     form_pruned(expand)
     reads, residuals = stream.parameters_of_calls(like.dtype)
-    names = [f"reads.{i}" if read.looks_back else None for i, read in enumerate(reads)]
+    names = [f"reads.{i}" if read.looks_back() else None for i, read in enumerate(reads)]
     boundaries = []
     for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):
         bind = partial(functional.bind_cached_step, like, residual.eps_k, heads=residual.heads)

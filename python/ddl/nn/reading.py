@@ -38,8 +38,8 @@ def read_from(
     state: Tensor, parameters: ReadParameters, slot: Slot | None, starts: Tensor | None = None
 ) -> Reading:
     """Read a state X (B, T, d, m)."""
-    starts = starts if parameters.over_time else None
-    if slot is None or not parameters.looks_back:
+    starts = starts if parameters.over_time() else None
+    if slot is None or not parameters.looks_back():
         context, value, gate, _ = functional.read_with(state, parameters, starts)
         return context, value, gate
     read = functional.bind_cached_read(state, parameters)
@@ -60,8 +60,8 @@ def rewritten_and_read(
 
     chain: as in `functional.step`; the next one is returned, too.
     """
-    if slot is None or not parameters.looks_back:
-        starts = starts if parameters.over_time else None
+    if slot is None or not parameters.looks_back():
+        starts = starts if parameters.over_time() else None
         (new, context, value, gate, _), chain = functional.step(
             state, write, parameters, chain=chain, document_starts=starts
         )

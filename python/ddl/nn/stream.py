@@ -228,7 +228,7 @@ class DeltaStream(nn.Module):
         """Run whole sequences x (B, T, d)."""
         reads, residuals = self.parameters_of_calls(x.dtype)
         state = self._open(x, document_starts)
-        starts = document_starts if reads[0].over_time else None  # all reads compress alike
+        starts = document_starts if reads[0].over_time() else None  # all reads compress alike
         context, value, gate, _ = functional.read_with(state, reads[0], starts)
         stores_less = self.anchor_every > 1 and torch.is_grad_enabled()
         chain = Chain(self.anchor_every) if stores_less else None

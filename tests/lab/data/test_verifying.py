@@ -79,13 +79,13 @@ def test_what_prepare_writes_is_in_order(prepared: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".starts"])
-@pytest.mark.parametrize("name", ["train-00002", "validation-00000"])
+@pytest.mark.parametrize("name", ["train-00002", "validation-*"])
 def test_a_flipped_bit_is_found(name: str, suffix: str, prepared: Path, tmp_path: Path) -> None:
     """Before the first step of a run, of one that goes on, and of `ddl inspect`."""
     config = options(tmp_path, prepared)
     run = train(config, quiet()).run
     before = contents_of(run.path)
-    file = prepared / f"{name}{suffix}"
+    file = min(prepared.glob(f"{name}{suffix}"))
     flip(file)
     sentence = f"`data` must have the shards of its index.json, got {file}, {DAMAGED}{WHAT_TO_DO}"
     other = replace(config, out=tmp_path / "other")

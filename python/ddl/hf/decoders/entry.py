@@ -150,7 +150,7 @@ class Entry:
             return found
         read: Read = self.final.readout  # type: ignore[assignment]
         parameters = read.raw(found.tensor())
-        if found.within.history is not None and parameters.looks_back:
+        if found.within.history is not None and parameters.looks_back():
             raise ValueError(
                 "`output_hidden_states` must be false with a cache if reads take several tokens, "
                 "got true"

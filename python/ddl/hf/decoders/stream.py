@@ -59,7 +59,8 @@ class Pass(NamedTuple):
         return None if self.history is None else Slot(self.history, name)
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """A sublayer of a decoder's layer.
 
     layer: the layer, with the modules `read_1`, `res_1` and, of an adapter, `scale_1`. which: 1 for

@@ -50,7 +50,7 @@ pub fn forward<A: Sliced>(problem: &DeltaRule, outputs: &mut Outputs, threads: u
     let tasks = units.into_iter().map(|unit| Forward::<A> {
         problem,
         unit,
-        y: y.next(),
+        y: y.next().expect("a block for each unit"),
         saved: saved.next(),
         final_state: final_state.next().expect("a block for each unit"),
         of: std::marker::PhantomData,
@@ -61,7 +61,7 @@ pub fn forward<A: Sliced>(problem: &DeltaRule, outputs: &mut Outputs, threads: u
 struct Forward<'a, A> {
     problem: &'a DeltaRule,
     unit: Unit,
-    y: Option<Block<'a>>,
+    y: Block<'a>,
     saved: Option<(Block<'a>, Block<'a>)>,
     final_state: Block<'a>,
     of: std::marker::PhantomData<A>,
@@ -131,9 +131,10 @@ struct Group<A> {
     places: [Place; 2],
     /// whether a step is a token's last
     queried: [bool; 2],
-    /// of what is stored: after the decay before each step, and after the pass
-    lags: [A; 2],
-    after: [A; 2],
+    /// p is this times kᵀ of what is stored
+    lag_of_p: [A; 2],
+    /// for w and y: the same, or 1 if the pass multiplies what is stored
+    lag_of_w: [A; 2],
     decays: bool,
 }
 
@@ -162,48 +163,62 @@ impl<A: Sliced> Forward<'_, A> {
             if n > 0 {
                 p = added(simd, dot(simd, of.decayed_k(), of.k(1)), w[0], p);
             }
-            w[n] = self.write(simd, of, group.places[n].step, scaled(simd, group.lags[n], p), group.after[n]);
+            w[n] = self.write(
+                simd,
+                of,
+                group.places[n].step,
+                scaled(simd, group.lag_of_p[n], p),
+                group.lag_of_w[n],
+            );
         }
         let y = Self::rewrite(simd, &group, state, of, w, known);
         for (n, y) in y.into_iter().enumerate().take(count) {
             if group.queried[n] {
-                let (token, lag) = (group.places[n].token, group.after[n]);
+                let (token, lag) = (group.places[n].token, group.lag_of_w[n]);
                 self.outputs(simd, token, state, of, lag, y);
             }
         }
         count
     }
 
-    /// Returns the steps of the next pass: two, unless the state is needed between them.
+    /// Returns the steps of the next pass, and fills what it multiplies by: two, unless the state is
+    /// needed between them.
     #[inline(always)]
     fn group(&self, of: &mut Loaded<'_, A>, place: Place, lag: A) -> Group<A> {
         let (places, by_row) = ([place, place.after(of.steps)], of.rows.decays_by_row());
         let apart = |next: Place| {
             let several = self.problem.sizes.queries_of_a_state() > 1;
-            // Between chunks, whether or not the states are saved: that changes no bit.
+            // Between chunks, whether or not the states are saved: of more than one step that changes no bit.
             let chunk = next.token.is_multiple_of(of.chunk);
             next.inner == 0 && (several || chunk || of.rows.starts(next.token))
         };
         let mut count = if places[1].step == of.all || apart(places[1]) { 1 } else { 2 };
-        let (mut lags, mut so_far) = ([lag; 2], lag);
+        let (mut lag_of_p, mut so_far) = ([lag; 2], lag);
         for n in 0..count {
             if places[n].inner == 0 && !by_row {
                 so_far *= of.rows.head_decay::<A>(places[n].token);
             }
-            lags[n] = so_far;
+            lag_of_p[n] = so_far;
         }
-        let mut after = lags;
+        let mut lag_of_w = lag_of_p;
         let mut decays = by_row && places[..count].iter().any(|place| place.inner == 0);
-        if !lags[..count].iter().all(|lag| may_lag(*lag)) {
+        if !lag_of_p[..count].iter().all(|lag| may_lag(*lag)) {
             count = 1;
         }
-        if !may_lag(lags[0]) {
-            of.multiply.fill(lags[0]);
-            (decays, after[0]) = (true, A::from_f64(1.0));
+        if !may_lag(lag_of_p[0]) {
+            of.multiply.fill(lag_of_p[0]);
+            (decays, lag_of_w[0]) = (true, A::from_f64(1.0));
         } else if by_row {
             of.decay_pass(count);
         }
-        Group { count, places, queried: places.map(|place| place.inner + 1 == of.steps), lags, after, decays }
+        Group {
+            count,
+            places,
+            queried: places.map(|place| place.inner + 1 == of.steps),
+            lag_of_p,
+            lag_of_w,
+            decays,
+        }
     }
 
     /// Changes the state by w, queries it, and computes what is known before the next pass.
@@ -221,8 +236,8 @@ impl<A: Sliced> Forward<'_, A> {
                 of.rows.q(group.places[n].token, 0, of.q[n]);
             }
         }
-        of.decay_products(group.count);
-        (known.count, known.lag) = (group.count, group.after[group.count - 1]);
+        of.decay_products(group.count); // over those that p was computed from
+        (known.count, known.lag) = (group.count, group.lag_of_w[group.count - 1]);
         match group.count {
             1 => [Self::one(simd, group, state, of, w[0], known); 2],
             _ => Self::two(simd, group, state, of, w, known),
@@ -262,7 +277,7 @@ impl<A: Sliced> Forward<'_, A> {
         known: &mut Known<A, S>,
     ) -> [Row<A, S>; 2] {
         let (decays, [first, second]) = (group.decays, group.queried);
-        let along = dot(simd, of.q[0], of.k(0));
+        let along = dot(simd, of.q[0], of.k(0)); // before q takes the decay
         if first && decays {
             multiply_by(of.q[0], &of.decay[of.range(0)]);
         }
@@ -349,9 +364,8 @@ impl<A: Sliced> Forward<'_, A> {
         [token, query]: [usize; 2],
         columns: &mut [A],
     ) {
-        let Some(block) = &mut self.y else { return };
         store::<A, S>(scaled::<A, S>(simd, A::from_f64(self.problem.scale), y), columns);
-        store_row(columns, block, token, query);
+        store_row(columns, &mut self.y, token, query);
     }
 }
 

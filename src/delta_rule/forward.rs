@@ -236,7 +236,7 @@ impl<A: Sliced> Forward<'_, A> {
                 of.rows.q(group.places[n].token, 0, of.q[n]);
             }
         }
-        of.decay_products(group.count); // over those that p was computed from
+        of.decay_products(group.count); // overwrites the products that p was computed from
         (known.count, known.lag) = (group.count, group.lag_of_w[group.count - 1]);
         match group.count {
             1 => [Self::one(simd, group, state, of, w[0], known); 2],

@@ -61,7 +61,7 @@ def test_no_such_method_is_called() -> None:
     """None of them anywhere in the package, for the tests above do not have all its options."""
     package = Path(ddl.__file__).parent
     for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr == "unflatten":
                 where = f"{path.relative_to(package)}, line {node.lineno}"
                 assert isinstance(node.value, ast.Name), where

@@ -15,7 +15,9 @@ CUDA_SOURCES   := $(shell find kernels tests/emulator -name '*.cu' -o -name '*.c
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels -type f 2>/dev/null)
 
 # One thread and one compile job per test worker: the workers themselves fill the cores.
-TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
+# Inductor would compile and run a program for each set of vectors before it believes that they work. A hundred tests start
+# Python, which compiles the package each time where it may not write what it compiled.
+TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo results test test-all test-simd test-rust test-tch check-tch tsan soak crashtest wheels check-wheel check format bench bench-gpu sanitize audit docs lock clean

@@ -37,6 +37,7 @@ def test_instructions_per_token(names):
 
 
 @can_trace
+@pytest.mark.exhaustive
 def test_erasing_nothing_takes_fewer():
     operators = ("rewrite", "rewrite_read")
     of = per_token([name + kind for name in operators for kind in ("", ", nothing erased")])

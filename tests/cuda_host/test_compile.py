@@ -123,7 +123,7 @@ def test_rewrite_reads(architecture, stored, m, compress):
     assert {kernel.architecture for kernel in kernels} == {architecture}
 
 
-@pytest.mark.table(1)
+@pytest.mark.table(0)
 @pytest.mark.parametrize(("architecture", "d"), [
     ("sm_80", 4096), ("sm_90", 32_768), ("sm_100", 32_768), ("sm_120", 16_384),
 ])  # fmt: skip
@@ -135,6 +135,7 @@ def test_sums_that_no_cluster_has_room_for_have_a_kernel_of_their_own(architectu
     assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_each_half_alone(architecture):
     given = tensors(256, 4, "token", BF16, BF16)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddl import functional
-from tests.emulated_gpu.test_ops import PLANS, REWRITE, check_any_order
+from tests.emulated_gpu.test_ops import REWRITE, check_any_order, every_plan, plan_of
 from tests.emulator.build import KERNELS
 from tests.ops import test_ops
 from tests.ops.test_ops import compare
@@ -38,9 +38,11 @@ def test_blocks_of_a_cluster_share_a_token(dtype, m, compress, d, cluster):
         check_every_op(d, m, compress, dtype)
 
 
-@pytest.mark.parametrize(("compress", "plan"), PLANS)
-def test_any_plan_of_a_clusters_blocks(compress, plan):
-    with emulated(plan=plan | {"CLUSTER": 2, "THREADS": 32, "CHUNK": 7, "FEATURES": 2}):
+@pytest.mark.table(1)
+@every_plan
+def test_any_plan_of_a_clusters_blocks(compress, keep, window, sums):
+    plan = plan_of(compress, keep, window, sums) | {"CLUSTER": 2, "THREADS": 32}
+    with emulated(plan=plan):
         tensors = inputs((3, 11), 200, 4) | parameters(200, 4, compress, 3)
         compare("rewrite_read", tensors, F64, eps_k=0.1)
 
@@ -100,6 +102,7 @@ def test_choices_that_leave_no_plan_are_refused(plan, fault):
         functional.rewrite(**{n: tensors[n] for n in REWRITE}, eps_k=0.1)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("compress", ["channel", "token"])
 @pytest.mark.parametrize(("d", "m"), [(4096, 4), (2048, 8), (8192, 2)])
 def test_wide_states_are_given_to_clusters(d, m, compress, monkeypatch):

@@ -34,6 +34,11 @@ PER_TOKEN = ("state", "direction", "value", "gate")
 
 
 @pytest.fixture(autouse=True)
+def _poisoned() -> None:
+    """In place of the folder's fixture, which would fill gigabytes with NaN."""
+
+
+@pytest.fixture(autouse=True)
 def _the_end_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kernels = ("rewrite_read_fwd", "rewrite_read_bwd", "parameters_bwd", "reduce")
     kernels += ("expand_fwd", "expand_bwd")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from tests.ops.test_ops import compare, run
 from tests.support.emulated_device import emulated, needs_emulator
 from tests.support.helpers import by_name, present
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
+from tests.support.sampling import sampled
 from tests.support.tolerances import assert_close
 
 pytestmark = needs_emulator
@@ -31,13 +31,13 @@ def _emulated() -> Iterator[None]:
 # These tests of the CPU kernels run here unchanged. The larger ones have fewer cases below, because
 # every size and dtype needs another kernel.
 test_parameters_may_be_absent = test_ops.test_parameters_may_be_absent
-test_any_mix_of_storage_types = test_ops.test_any_mix_of_storage_types
+test_any_mix_of_storage_types = sampled(test_ops.test_any_mix_of_storage_types)
 test_any_batch_shape = test_ops.test_any_batch_shape
 test_a_narrow_context = test_ops.test_a_narrow_context_does_not_narrow_what_is_read
 test_halo = test_ops.test_batch_elements_do_not_see_each_other_through_the_halo
 test_non_contiguous_inputs = test_ops.test_non_contiguous_inputs
 test_beta_zero = test_ops.test_beta_zero_returns_the_state_bit_for_bit
-test_read_options = test_ops.test_read_options
+test_read_options = sampled(test_ops.test_read_options, 1)
 test_nan_and_inf = test_ops.test_nan_and_inf_propagate_within_their_token
 test_nan_in_bfloat16 = test_ops.test_nan_reaches_the_state_in_bfloat16
 test_extreme_directions = test_ops.test_extreme_directions_keep_their_unit_length
@@ -73,7 +73,7 @@ def test_value_channels(dtype, m, compress):
     compare("rewrite_read", inputs((2, 40), 64, m) | parameters(64, m, compress), dtype, eps_k=0.1)
 
 
-@pytest.mark.table
+@pytest.mark.table(1)
 @DTYPES
 @SIZES
 @pytest.mark.parametrize("m", [1, 4])
@@ -81,7 +81,7 @@ def test_rewrite(dtype, d, m):
     compare("rewrite", inputs((2, tokens(d)), d, m), dtype, eps_k=1.0 if d == 1 else 0.1)
 
 
-@pytest.mark.table
+@pytest.mark.table(1)
 @DTYPES
 @SIZES
 @READS
@@ -97,7 +97,7 @@ def test_expand(dtype, m, taps):
     expand(dtype, 100, m, taps)
 
 
-@pytest.mark.table
+@pytest.mark.table(1)
 @DTYPES
 @SIZES
 @pytest.mark.parametrize("taps", [0, 4])
@@ -158,22 +158,27 @@ SUMS = {"registers": {"SUMS": 0}, "shared": {"SUMS": 1}} | {
     f"separate-{memory}": {"SUMS": 3, "SEPARATE_SUMS": number}
     for number, memory in enumerate(["registers", "shared", "global"])
 }
-PLANS = [
-    pytest.param(
-        compress,
-        {"KEEP_IN_REGISTERS": keep, "WINDOW": window} | SUMS[sums],
-        id=f"{compress}-keep{keep}-window{window}-{sums}",
-    )
-    for keep, window, sums in itertools.product((0, 1), (0, 1, 2), SUMS)
-    for compress in (("token",) if window else ("token", "channel"))  # only token has a window
-]
 
 
-@pytest.mark.table(1)
-@pytest.mark.parametrize(("compress", "plan"), PLANS)
+def every_plan(test):
+    """Decorate a test to be called with the parameters of `plan_of`."""
+    for name, values in {
+        "compress": ["channel", "token"], "keep": [0, 1], "window": [0, 1, 2], "sums": SUMS
+    }.items():  # fmt: skip
+        test = pytest.mark.parametrize(name, values, ids=f"{name}-{{}}".format)(test)
+    return test
+
+
+def plan_of(compress, keep, window, sums):
+    windows = {"WINDOW": window} if compress == "token" else {}  # no other read has one
+    return {"KEEP_IN_REGISTERS": keep, "CHUNK": 7, "FEATURES": 2} | windows | SUMS[sums]
+
+
+@pytest.mark.table
+@every_plan
 @pytest.mark.parametrize("threads", [32, 96])
-def test_any_plan(compress, plan, threads):
-    with emulated(plan=plan | {"THREADS": threads, "CHUNK": 7, "FEATURES": 2}):
+def test_any_plan(compress, keep, window, sums, threads):
+    with emulated(plan=plan_of(compress, keep, window, sums) | {"THREADS": threads}):
         tensors = inputs((3, 11), 100, 4) | parameters(100, 4, compress, 3)
         compare("rewrite_read", tensors, F64, eps_k=0.1)
 

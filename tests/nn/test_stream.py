@@ -76,6 +76,7 @@ RESIDUALS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("dtype", [F64, F32], ids=str)
 @pytest.mark.parametrize("expand", ["repeat", "conv"])
 @pytest.mark.parametrize("residual", RESIDUALS, ids=name_of)

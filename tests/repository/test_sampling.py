@@ -59,3 +59,23 @@ def test_a_run_leaves_cases_out_unless_told(pytester: pytest.Pytester):
     assert pytester.runpytest("-q", "-p", "no:cacheprovider", "--all").parseoutcomes() == {
         "passed": 65
     }
+
+
+def test_an_imported_test_has_a_sample_of_its_own(pytester: pytest.Pytester):
+    pytester.makeconftest("from tests.conftest import *")
+    pytester.makepyfile(
+        """
+        import pytest
+        from tests.support.sampling import sampled
+
+        @pytest.mark.parametrize("a", range(4))
+        @pytest.mark.parametrize("b", range(4))
+        def test_quick(a, b, factor=2):
+            assert factor == 2
+
+        test_slow = sampled(test_quick, 1)
+        """
+    )
+    for options, cases in (((), 16 + 4), (("--all",), 16 + 16)):
+        run = pytester.runpytest("-q", "-p", "no:cacheprovider", *options)
+        assert run.parseoutcomes()["passed"] == cases

@@ -2,12 +2,14 @@
 
 `@pytest.mark.table` on a parametrized test runs a sample in which every pair of parameter values
 still occurs; `@pytest.mark.table(1)` one in which every value does, and `@pytest.mark.table(0)` the
-first case alone. `@pytest.mark.exhaustive` leaves a test, or one case, to `make test-all`.
+first case alone. `@pytest.mark.exhaustive` leaves a test, or one case, to `make test-all`, and
+`sampled` is for tests that another file imports to run them on something slower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -27,6 +29,16 @@ def few(values: Sequence[str], *usual: str) -> list[Any]:
         pytest.param(value, marks=() if value in usual else pytest.mark.exhaustive)
         for value in values
     ]
+
+
+def sampled(test: Callable[..., None], strength: int = 2) -> Callable[..., None]:
+    """The same test with `@pytest.mark.table(strength)`; the one given stays as it is."""
+    assert isinstance(test, types.FunctionType)
+    same = types.FunctionType(
+        test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__
+    )
+    same.__dict__.update(test.__dict__)
+    return pytest.mark.table(strength)(same)
 
 
 def covering_sample(cases: Sequence[Case], strength: int) -> set[int]:

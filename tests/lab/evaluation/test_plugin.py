@@ -39,6 +39,7 @@ def test_it_is_declared_where_lm_eval_looks() -> None:
     assert get_model("ddl") is DDL
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("way", ["entry point", "--plugins"])
 def test_a_later_lm_eval_finds_it(way: str) -> None:
     """As its main branch does: the first is a placeholder until it is used, the second an import.

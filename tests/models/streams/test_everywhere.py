@@ -14,6 +14,7 @@ from ddl.models import GPT, GPTConfig
 from ddl.models.config import BASELINES
 from ddl.nn.additions import Addition
 from tests.support.helpers import gradients, normal, randomise_
+from tests.support.sampling import few
 
 every = pytest.mark.parametrize("residual", BASELINES[1:])
 with_expanded = pytest.mark.parametrize("residual", [*BASELINES[1:], "expanded"])
@@ -31,7 +32,7 @@ def tokens() -> Tensor:
     return torch.arange(24).view(2, 12).remainder(32)
 
 
-@with_expanded
+@pytest.mark.parametrize("residual", few([*BASELINES[1:], "expanded"], "mhc", "gated", "expanded"))
 def test_compiled_without_a_break(residual: str) -> None:
     """Hidden states and gradients, by name; in float64 no fusion changes more than rounding."""
     model, x = make(residual).double(), normal(2, 12, 32).requires_grad_()

@@ -219,6 +219,7 @@ def test_loads_ahead_change_no_bit(dtype, m, compress):
             assert torch.equal(actual, expected)
 
 
+@pytest.mark.table(1)
 @STAGES
 @pytest.mark.parametrize("used", ["state", "context"])
 def test_rows_that_travel_ahead_to_a_gradient_that_is_zero(used, plan):
@@ -238,7 +239,7 @@ def test_rows_that_travel_ahead_to_a_gradient_that_is_zero(used, plan):
             assert_close(name, actual, expected, F64, gradient=True)
 
 
-@pytest.mark.table
+@pytest.mark.table(1)
 @pytest.mark.parametrize("keep", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 @pytest.mark.parametrize(("dtype", "m", "features"), [(F64, 1, 1), (BF16, 4, 2), (F32, 9, 2)])
@@ -314,6 +315,7 @@ def test_little_shared_memory_moves_sums_and_windows_elsewhere():
 # --- memory -------------------------------------------------------------------------------------
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("compress", ["channel", "token"])
 @pytest.mark.parametrize(("d", "m", "dtype"), [(63, 3, F32), (100, 4, BF16), (64, 4, F16)])
 def test_no_access_outside_of_the_inputs(compress, d, m, dtype):

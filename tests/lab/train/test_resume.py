@@ -42,7 +42,7 @@ def train_in_parts(config: TrainConfig, stops: list[int]) -> None:
 @pytest.mark.parametrize(
     ("residual", "changes"),
     [
-        ("additive", {}),
+        pytest.param("additive", {}, marks=pytest.mark.exhaustive),
         ("ddl-cc", {"accumulation": 2, "sample_every": 3, "record_every": 5}),
         ("ddl-tc", {"precision": "bfloat16", "save_every": 4, "keep_every": 4}),
         *(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,12 @@ def at_the_end(numbers: Tensor, tokens: int) -> Tensor:
     return large
 
 
+def resident() -> int:
+    """Bytes of memory that this process has touched and keeps."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * resource.getpagesize()
+
+
 def drawn(d: int, m: int, compress: str) -> dict[str, Tensor]:
     tensors = inputs((1, WRITTEN), d, m) | parameters(d, m, compress)
     return {
@@ -70,7 +77,7 @@ def check(d: int, m: int, compress: str) -> None:
     large = {n: at_the_end(t, tokens) if n in PER_TOKEN else t for n, t in small.items()}
     assert large["state"].numel() > MANY
     exact = {n: t.double() for n, t in small.items()}
-    runs = []
+    runs, before = [], resident()
     for module, tensors in ((functional, large), (reference, exact)):
         leaves = {n: t.detach().requires_grad_() for n, t in tensors.items()}
         outputs = by_name(module.rewrite_read(**leaves, eps_k=0.1))
@@ -84,6 +91,7 @@ def check(d: int, m: int, compress: str) -> None:
         gradients = torch.autograd.grad(list(outputs.values()), wanted, given)
         named = {f"gradient of {n}": t for n, t in zip(PER_TOKEN, gradients, strict=True)}
         runs.append({n: t[:, -SEEN:] for n, t in (outputs | named).items()})
+    assert resident() - before < 2**29, "more than the ends of the tensors was touched"
     for name, expected in runs[1].items():
         assert_close(name, runs[0][name], expected, BF16, gradient=name.startswith("gradient"))
 

@@ -3,7 +3,8 @@
     python -m docs.scripts.pictures          # after a change here, or of a record
     python -m docs.scripts.pictures --check  # says which picture is not current, exit status 1
 
-SVG with text as text, so that the same numbers give the same file.
+SVG with text as text, so that the same numbers give the same file with the Matplotlib it names:
+other releases place some parts elsewhere.
 """
 
 from __future__ import annotations
@@ -103,13 +104,13 @@ PICTURES: dict[str, Callable[[Figure], None]] = {
 
 
 def svg(draw: Callable[[Figure], None]) -> str:
-    """The picture as SVG; the same for the same numbers."""
+    """The picture as SVG; the same for the same numbers and Matplotlib."""
     same = {"svg.fonttype": "none", "svg.hashsalt": "ddl"}
     with matplotlib.rc_context(same | {"axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(6, 4), layout="constrained")
         draw(figure)
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(out, format="svg", metadata={"Date": None})
     lines = (line.rstrip() for line in out.getvalue().splitlines())
     return "\n".join(lines) + "\n"
 

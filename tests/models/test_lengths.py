@@ -27,7 +27,8 @@ def marked(length: int) -> Tensor:
 
 
 def one_layer(kind: str) -> GPT:
-    return model(num_layers=1, **VARIANTS[kind])
+    layers = 2 if "mixer_layers" in VARIANTS[kind] else 1
+    return model(num_layers=layers, **VARIANTS[kind])
 
 
 def check(gpt: GPT) -> None:

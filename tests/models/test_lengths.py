@@ -26,7 +26,7 @@ def marked(length: int) -> Tensor:
     return idx
 
 
-def one_layer(kind: str) -> GPT:
+def shallow(kind: str) -> GPT:
     layers = 2 if "mixer_layers" in VARIANTS[kind] else 1
     return model(num_layers=layers, **VARIANTS[kind])
 
@@ -39,18 +39,18 @@ def check(gpt: GPT) -> None:
 
 
 def test_a_marked_length_stays_dynamic() -> None:
-    check(one_layer("ddl-tc"))
+    check(shallow("ddl-tc"))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_so_does_that_of_every_variant(kind: str) -> None:
-    check(one_layer(kind))
+    check(shallow(kind))
 
 
 @pytest.mark.parametrize("hf", [False, True])
 def test_the_second_length_makes_the_graph_of_all_others(hf: bool) -> None:
-    gpt = one_layer("additive")
+    gpt = shallow("additive")
     run, counter = compiled(from_gpt(gpt) if hf else gpt)
     for length in (7, 9, 12, 20):
         idx = tokens(2, length)

@@ -52,13 +52,13 @@ test-simd: $(EXT) ## a sample of the tests with AVX2 alone, then without SIMD co
 LIBPYTHON = import os, sys, sysconfig; get = sysconfig.get_config_var; path = os.path.join(get("LIBDIR"), get("LDLIBRARY")); \
     print(get("LIBDIR")) if os.path.exists(path) else sys.exit("The Rust tests link Python, but %s is missing. Install python3-dev." % path)
 
-WITH_PYTHON = libdir=$$($(PY) -c '$(LIBPYTHON)') && \
+WITH_LIBPYTHON = libdir=$$($(PY) -c '$(LIBPYTHON)') && \
     export LD_LIBRARY_PATH="$$libdir$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" PYO3_PYTHON="$(CURDIR)/$(PY)"
 
 TORCH_LIB = import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))
 
 test-rust: $(DEPS) ## the Rust tests, the crate without Python, its documentation
-	@$(WITH_PYTHON) && cargo test $(ARGS)
+	@$(WITH_LIBPYTHON) && cargo test $(ARGS)
 	cargo run --quiet --no-default-features --example slices
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --no-default-features
 
@@ -69,7 +69,7 @@ tsan: $(DEPS) ## the Rust tests with threads under ThreadSanitizer (needs a nigh
 	@rustup run nightly rustc --version >/dev/null 2>&1 && \
 	test -d "$$(rustup run nightly rustc --print sysroot)/lib/rustlib/src/rust/library" || { \
 	    echo "ThreadSanitizer needs a nightly Rust with its sources: rustup toolchain install nightly --component rust-src"; exit 1; }
-	@$(WITH_PYTHON) && RUSTFLAGS=-Zsanitizer=thread CARGO_TARGET_DIR=target/tsan rustup run nightly cargo test -Zbuild-std --target "$$(rustc --print host-tuple)" \
+	@$(WITH_LIBPYTHON) && RUSTFLAGS=-Zsanitizer=thread CARGO_TARGET_DIR=target/tsan rustup run nightly cargo test -Zbuild-std --target "$$(rustc --print host-tuple)" \
 	    --lib --test slices --test threads -- thread at_once $(ARGS)
 
 # The crate tch takes the libtorch of the environment. Most of the time goes into compiling its bindings.
@@ -110,8 +110,8 @@ soak: $(EXT) ## 10,000 random problems against the reference (ARGS="--seed 3 --p
 
 check: $(DEPS) ## formatting, lints and types, changing nothing
 	cargo fmt --check
-	@$(WITH_PYTHON) && cargo clippy --all-targets --features emulator -- -D warnings
-	@$(WITH_PYTHON) && cargo clippy --no-default-features --lib --example slices --test slices -- -D warnings
+	PYO3_PYTHON="$(CURDIR)/$(PY)" cargo clippy --all-targets --features emulator -- -D warnings
+	cargo clippy --no-default-features --lib --example slices --test slices -- -D warnings
 	$(VENV)/bin/clang-format --dry-run --Werror $(CUDA_SOURCES)
 	$(VENV)/bin/zizmor --quiet --offline --strict-collection --persona auditor .github
 	$(VENV)/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*

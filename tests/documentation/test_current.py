@@ -22,6 +22,14 @@ drawn_by_this = pytest.mark.skipif(
 )
 
 
+def test_the_pictures_are_of_the_newest_matplotlib_that_tests_use():
+    """Otherwise tests of the pictures would be skipped everywhere."""
+    lock = (pictures.DOCS.parent / "requirements-dev.lock").read_text("utf-8")
+    *_, newest = re.findall(r"^matplotlib==(\S+)", lock, flags=re.MULTILINE)
+    for svg in DRAWN:
+        assert f"Matplotlib v{newest}," in svg
+
+
 @pytest.mark.parametrize("script", [performance, pytest.param(pictures, marks=drawn_by_this), page])
 def test_tables_and_pictures_are_current(script, capsys):
     assert script.main(["--check"]) == 0, capsys.readouterr().out

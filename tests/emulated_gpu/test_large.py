@@ -72,12 +72,12 @@ def drawn(d: int, m: int, compress: str) -> dict[str, Tensor]:
 
 
 def check(d: int, m: int, compress: str) -> None:
-    tokens = MANY // (d * m) + 5
+    tokens, before = MANY // (d * m) + 5, resident()
     small = drawn(d, m, compress)
     large = {n: at_the_end(t, tokens) if n in PER_TOKEN else t for n, t in small.items()}
     assert large["state"].numel() > MANY
     exact = {n: t.double() for n, t in small.items()}
-    runs, before = [], resident()
+    runs = []
     for module, tensors in ((functional, large), (reference, exact)):
         leaves = {n: t.detach().requires_grad_() for n, t in tensors.items()}
         outputs = by_name(module.rewrite_read(**leaves, eps_k=0.1))

@@ -21,16 +21,10 @@ from ddl.lab.config import RESIDUALS
 from ddl.models import GPT
 from tests.models.test_architecture import config_of
 from tests.support.read_cases import name_of
+from tests.support.sampling import few
 
 CPU = torch.device("cpu")
-OPTIONS: list[Any] = [  # each is compiled: `make test` has one published residual, one of streams
-    *(
-        pytest.param(
-            {"residual": residual},
-            marks=() if residual in ("ddl-tc", "mhc") else pytest.mark.exhaustive,
-        )
-        for residual in RESIDUALS
-    ),
+MIXERS: list[dict[str, Any]] = [
     {"mixer": "deltanet"},
     {"mixer": "deltaproduct", "mixer_n": 2, "mixer_gated": "per-feature"},
 ]
@@ -47,8 +41,17 @@ def _afresh() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=name_of)
-def test_models(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("residual", few(RESIDUALS, "ddl-tc", "mhc"))  # each is compiled
+def test_residuals(residual: str) -> None:
+    check(residual=residual)
+
+
+@pytest.mark.parametrize("options", MIXERS, ids=name_of)
+def test_mixers(options: dict[str, Any]) -> None:
+    check(**options)
+
+
+def check(**options: Any) -> None:
     model = GPT(config_of(num_layers=1, **options)).requires_grad_(False)
     idx = torch.randint(model.config.vocab_size, (2, 8))
     compiled = torch.compile(model, fullgraph=True, backend="eager")

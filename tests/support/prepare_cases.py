@@ -22,7 +22,7 @@ from ddl.models.tokenizers import END_OF_TEXT
 
 
 def words(count: int) -> list[str]:
-    """Made up, few of them often, and the same with every Python."""
+    """Made-up words, a few of them frequent; the same with every Python."""
     choose = random.Random(0)
     made = ["".join(choose.choices("etaoinshrdlu.,", k=choose.randrange(1, 9))) for _ in range(500)]
     return choose.choices(["the", *made], weights=[1 / n for n in range(1, 502)], k=count)

@@ -126,7 +126,8 @@ def _stream(config: TrainConfig, *, gpu: bool) -> int:
         norm = d * FLOAT * (1 if gpu else 2) + FLOAT  # the state, 1/rms, and on a CPU x/rms
         return tokens + (sublayers + 1) * norm
     compress, _ = STREAMS[model.residual]
-    every = model.anchor_every or spread_anchors(sublayers, m)
+    default = spread_anchors(sublayers, m, device_type="cuda" if gpu else "cpu")
+    every = model.anchor_every or default
     states = math.ceil(sublayers / every) * d * m * state_bytes(config)
     # Of each rewrite the direction, v, β, and r and p of its statistics.
     rewrites = sublayers * (d * product_bytes(config) + (m + 1 + 1 + m) * FLOAT)

@@ -65,7 +65,7 @@ def training() -> str:
             _speeds(step, mode, told=paper, field="paper"),
             _speeds(step, mode, told=floor, field="floor"),
         ]
-    label = f"compiled, `anchor_every={every}`, the default with {every} sublayers"
+    label = f"compiled, `anchor_every={every}`, the default on a CPU with {every} sublayers"
     rows += [
         _speeds(anchors, "compiled", told=OURS, label=label),
         _speeds(

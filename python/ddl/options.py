@@ -321,16 +321,22 @@ MODEL_OPTIONS: Options = {
 }
 
 
-def spread_anchors(sublayers: int, value_channels: int, heads: int = 1) -> int:
-    """The default of `anchor_every`: one state in 8 is stored, spread evenly over the sublayers.
+def spread_anchors(
+    sublayers: int, value_channels: int, heads: int = 1, device_type: str = "cpu"
+) -> int:
+    """The default of `anchor_every` for states on a device of this type (torch.device.type).
 
-    Of 12 sublayers one state in 12: the second of one in 8 would serve only 4 rewrites. With one
-    value channel a state costs no more than a direction, so every one is stored. With
-    several heads, too, because a chain cannot hold their rewrites.
+    One state in 8 is stored, on a CUDA device one in 4, spread evenly over the sublayers. On a GPU
+    each rewrite that the backward applies again is one more wait for memory in every token
+    (docs/decisions/anchors.md). Of 12 sublayers on a CPU it is one state in 12: the second of one
+    in 8 would serve only 4 rewrites. With one value channel a state costs no more than a direction,
+    so every state is stored. With several heads every state is stored, too, because a chain cannot
+    hold their rewrites.
     """
     if value_channels == 1 or heads > 1:
         return 1
-    return max(8, math.ceil(sublayers / max(1, sublayers // 8)))
+    least = 4 if device_type == "cuda" else 8
+    return max(least, math.ceil(sublayers / max(1, sublayers // least)))
 
 
 # (name, values) as in the table → the caller's own name and values for them.

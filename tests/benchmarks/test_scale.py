@@ -107,12 +107,14 @@ def test_the_large_models_keep_it_too(load: Any, name: str, every: Any, recomput
     assert kept(options, **where).all == kept_bytes(options, **where)
 
 
-def test_anchors_save_states_alone(load: Any) -> None:
-    """Of 64 states of 7B, N = 8 stores 8, and the rest is the same."""
+@pytest.mark.parametrize(("gpu", "stored"), [(True, 16), (False, 8)])
+def test_anchors_save_states_alone(load: Any, gpu: bool, stored: int) -> None:
+    """Of 64 states of 7B, the default stores every fourth on a GPU, else every eighth; the rest is
+    the same."""
     kept, main = load("scale.activations").kept, load("scale.main")
-    one, default = (kept(main.anchored(main.MODELS["7B"], every)) for every in (1, None))
+    one, default = (kept(main.anchored(main.MODELS["7B"], every), gpu=gpu) for every in (1, None))
     state = 4096 * 4096 * 4 * 4  # tokens, d, m, bytes
-    assert one.stream - default.stream == (64 - 8) * state
+    assert one.stream - default.stream == (64 - stored) * state
     assert one._replace(stream=0) == default._replace(stream=0)
 
 

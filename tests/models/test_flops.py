@@ -377,6 +377,8 @@ def test_what_is_computed_again_is_in_no_total() -> None:
     assert (one.total, one.matrix) == (other.total, other.matrix)
     assert one.recomputed == 4 * (link + read)
     assert other.recomputed == one.recomputed + 3 * link
+    deep = replace(BASE, num_layers=4)  # with N = 8 a state in 8 sublayers, as on a CPU
+    assert flops_per_token(deep) == flops_per_token(replace(deep, anchor_every=8))
     assert flops_per_token(replace(BASE, residual="additive")).recomputed == 0
 
 

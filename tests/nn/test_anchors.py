@@ -15,7 +15,10 @@ from torch.utils.checkpoint import checkpoint
 import ddl.nanogpt
 from ddl.models import GPT, GPTConfig
 from ddl.nn.stream import DeltaStream
+from ddl.options import spread_anchors
 from tests.support import nanogpt_standin
+from tests.support.forks import forked
+from tests.support.kept import fake_gpu, kept_states, kept_states_by_device, replace_tensors
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "ddl": {"residual": "ddl"},
@@ -122,9 +125,9 @@ def test_a_checkpointed_trunk_has_the_same_bits(variant, reentrant):
 # --- nanoGPT --------------------------------------------------------------------------------------
 
 
-def nanogpt(anchor_every: int, **options: Any) -> nn.Module:
+def nanogpt(anchor_every: int | None, *, flash: bool = True, **options: Any) -> nn.Module:
     config = nanogpt_standin.GPTConfig(
-        block_size=16, vocab_size=31, n_layer=4, n_head=2, n_embd=16, dropout=0.0
+        block_size=16, vocab_size=31, n_layer=4, n_head=2, n_embd=16, dropout=0.0, flash=flash
     )
     return moved(
         lambda: ddl.nanogpt.convert(
@@ -180,25 +183,107 @@ def test_fewer_states_are_stored(variant):
     stored = []
     for anchor_every in (1, 2, 32, None):
         model = gpt(anchor_every, **VARIANTS[variant])
-        numel, kept = IDX.numel() * 32 * 4, {}
-
-        def pack(tensor: Tensor, numel: int = numel, kept: dict[int, Tensor] = kept) -> Tensor:
-            if tensor.numel() == numel:
-                kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss_of(model)
-        stored.append(len(kept))
+        stored.append(kept_states(partial(loss_of, model), IDX.numel() * 32 * 4))
     assert stored == [6, 3, 1, 1]
 
 
-def test_the_default_spreads_the_stored_states_evenly():
+# --- the default ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "meta", "mps"])
+def test_the_default_spreads_the_stored_states_evenly(device_type):
     expected = {1: 8, 8: 8, 12: 12, 15: 15, 16: 8, 20: 10, 24: 8, 48: 8, 50: 9}
     for count, anchor_every in expected.items():
-        sublayers = [nn.Identity() for _ in range(count)]
-        assert DeltaStream(8, sublayers, value_channels=2).anchor_every == anchor_every
-        assert DeltaStream(8, sublayers).anchor_every == 1
+        assert spread_anchors(count, 2, device_type=device_type) == anchor_every
+        assert spread_anchors(count, 4) == anchor_every
+
+
+def test_the_default_on_a_gpu():
+    expected = {1: 4, 4: 4, 6: 6, 7: 7, 8: 4, 10: 5, 12: 4, 24: 4, 48: 4, 50: 5}
+    for count, anchor_every in expected.items():
+        assert spread_anchors(count, 4, device_type="cuda") == anchor_every
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_the_default_stores_every_state_with_one_channel_or_several_heads(device_type):
+    assert spread_anchors(24, 1, device_type=device_type) == 1
+    assert spread_anchors(24, 4, 2, device_type=device_type) == 1
+
+
+def test_a_stream_keeps_the_option_as_given():
+    for anchor_every in (None, 1, 5):
+        stream = make_stream(anchor_every=anchor_every)
+        assert stream.anchor_every == anchor_every
+
+
+def make_stream(**options: Any) -> DeltaStream:
+    """Eight sublayers: one stored state on the CPU, two on a GPU."""
+    return DeltaStream(8, [nn.Linear(8, 8) for _ in range(8)], **{"value_channels": 3, **options})
+
+
+def embeddings(device: str) -> Tensor:
+    return torch.zeros(2, 5, 8, device=device)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (1, 2, 1)),
+        ({"compress": "token"}, (1, 2, 1)),
+        ({"anchor_every": 3}, (3, 3, 3)),
+        ({"anchor_every": 1}, (8, 8, 8)),
+    ],
+    ids=str,
+)
+def test_the_states_of_a_stream_on_a_cpu_on_a_gpu_and_back(options, expected):
+    stream = make_stream(**options)
+    run = lambda device: stream(embeddings(device))  # noqa: E731
+    assert kept_states_by_device(stream, run, 2 * 5 * 8 * 3) == expected
+
+
+def test_the_states_of_a_converted_model_on_a_cpu_on_a_gpu_and_back():
+    model = nanogpt(None, flash=False, value_channels=5)  # no other tensor is as large
+
+    def run(device: str) -> Tensor:
+        idx = torch.zeros(IDX.shape, dtype=torch.int64, device=device)
+        return model(idx, idx)[1]
+
+    assert kept_states_by_device(model, run, IDX.numel() * 16 * 5) == (1, 2, 1)
+
+
+def links_of_operators(graph: Any) -> list[int]:
+    """The rewrites that the backward of each fused operator of an FX graph applies again."""
+    calls = [node for node in graph.nodes if "rewrite_read" in str(node.target)]
+    lists = [[arg for arg in node.args if isinstance(arg, list | tuple)] for node in calls]
+    return [sum(map(len, found)) // 4 for found in lists]
+
+
+@pytest.mark.parametrize("how", ["torch.compile", "torch.export"])
+def test_a_captured_graph_has_the_default_of_its_device(how):
+    stream = make_stream()
+
+    def captured(device: str) -> list[int]:
+        x = embeddings(device)
+        if how == "torch.export":
+            return links_of_operators(torch.export.export(stream, (x,)).graph)
+        torch._dynamo.reset()
+        graphs = []
+
+        def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+            graphs.append(module.graph)
+            return module.forward
+
+        torch.compile(stream, backend=backend, fullgraph=True)(x)
+        (graph,) = graphs
+        return links_of_operators(graph)
+
+    def on_both() -> tuple[list[int], list[int]]:
+        on_cpu = captured("cpu")
+        with fake_gpu():
+            replace_tensors(stream, "cuda")
+            return on_cpu, captured("cuda")
+
+    assert forked(on_both) == ([0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 0, 1, 2, 3])
 
 
 def test_without_gradients_nothing_is_carried():

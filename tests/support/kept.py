@@ -5,7 +5,7 @@ A fake GPU's tensors have shapes and no data, so the largest models are counted 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
@@ -35,7 +35,7 @@ def kept_bytes(config: TrainConfig, *, sharded: bool, gpu: bool) -> int:
 
 def _count(config: TrainConfig, *, sharded: bool, gpu: bool) -> int:
     size = (config.batch_size, config.model.block_size)
-    with _fake_gpu() if gpu else nullcontext():
+    with fake_gpu() if gpu else nullcontext():
         with torch.device("cuda" if gpu else "cpu"):
             model, idx = GPT(config.model), torch.zeros(size, dtype=torch.int64)
         if sharded and config.precision == "bfloat16":
@@ -62,6 +62,53 @@ def _count(config: TrainConfig, *, sharded: bool, gpu: bool) -> int:
         return sum(t.untyped_storage().nbytes() for at, t in found.items() if at not in own)
 
 
+def kept_states(run: Callable[[], object], numel: int) -> int:
+    """The number of distinct storages of this many numbers that autograd saves in `run`."""
+    found: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.numel() == numel:
+            found.setdefault(_storage(tensor), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return len(found)
+
+
+def kept_states_by_device(
+    model: nn.Module, run: Callable[[str], object], numel: int
+) -> tuple[int, int, int]:
+    """`kept_states` on the CPU, after moving the model to a fake GPU, and after moving it back.
+
+    run: calls the model with inputs on the device that it gets.
+    """
+
+    def count() -> tuple[int, int, int]:
+        before = kept_states(lambda: run("cpu"), numel)
+        with fake_gpu():
+            replace_tensors(model, "cuda")
+            there = kept_states(lambda: run("cuda"), numel)
+            replace_tensors(model, "cpu")
+            return before, there, kept_states(lambda: run("cpu"), numel)
+
+    return forked(count)
+
+
+def replace_tensors(module: nn.Module, device: str) -> None:
+    """Do as `module.to(device)` does, which refuses fake tensors; the numbers are lost."""
+
+    def new(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                part._parameters[name] = nn.Parameter(new(parameter))
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else new(buffer)
+
+
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -73,8 +120,11 @@ def _to_bfloat16(module: nn.Module) -> None:
 
 
 @contextmanager
-def _fake_gpu() -> Iterator[None]:
-    """Tensors without data; attention as on a GPU, where torch takes its flash kernel."""
+def fake_gpu() -> Iterator[None]:
+    """Tensors without data; attention as on a GPU, where torch takes its flash kernel.
+
+    Enter it in a forked process.
+    """
 
     def flash(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: None, is_causal: bool) -> Tensor:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)[0]

@@ -160,8 +160,9 @@ class GPTConfig:
     """Consecutive sublayers that share one compressor; 2 is one per block, as in the papers."""
     anchor_every: int | None = None
     """Every so many states of the stream are stored for the backward, at most 32; it computes the
-    others again, to the same bits. None for 8, or for the next larger number that spreads the
-    stored states evenly; with one value channel, for 1 (every state)."""
+    others again, to the same bits. None for 4 on a CUDA device and 8 elsewhere, or for the next
+    larger number that spreads the stored states evenly; with one value channel or several heads,
+    for 1 (every state)."""
     stream_dtype: StreamDtype | None = None
     """Dtype in which the states of the stream are stored under autocast; None for that of the
     embeddings."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ddl import functional
@@ -13,7 +12,7 @@ from ddl.nn.checks import require_exact_type
 from ddl.nn.expand import Expand
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
-from ddl.nn.stream import as_stream
+from ddl.nn.stream import as_stream, first_chain
 from ddl.ops.checks import gate_dtype
 from ddl.options import StreamDtype
 from ddl.results import Chain, Write
@@ -53,7 +52,7 @@ class DeltaBlock(nn.Module):
     one returns the final read (B, T, d), which ln_f normalises. As in DeltaStream, the fused
     operators read the parameters of reads and residuals directly and never call their `forward`. If
     the model starts with additions, the first block's `anneal` says how much of each write still is
-    one.
+    one. anchor_every, stream_dtype: as in DeltaStream. sublayers: of all blocks.
     """
 
     def __init__(
@@ -65,7 +64,8 @@ class DeltaBlock(nn.Module):
         expand: Expand | None,
         anneal: Annealing | None,
         readout: Read | None,
-        anchor_every: int,
+        anchor_every: int | None,
+        sublayers: int,
         stream_dtype: StreamDtype | None,
     ) -> None:
         super().__init__()
@@ -73,7 +73,8 @@ class DeltaBlock(nn.Module):
         self.read_attn, self.read_mlp = reads
         self.res_attn, self.res_mlp = residuals
         self.expand, self.anneal, self.readout = expand, anneal, readout
-        self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
+        self.anchor_every, self.sublayers = anchor_every, sublayers
+        self.stream_dtype = stream_dtype
         self.train(block.training)
 
     def forward(self, x: Tensor | DeferredRewrite) -> Tensor | DeferredRewrite:
@@ -88,14 +89,17 @@ class DeltaBlock(nn.Module):
         read_mlp = require_exact_type("read_mlp", self.read_mlp, Read)
         res_attn = require_exact_type("res_attn", self.res_attn, DeltaResidual)
         res_mlp = require_exact_type("res_mlp", self.res_mlp, DeltaResidual)
-        reading = self._open(x, read_attn) if isinstance(x, Tensor) else _advance(x, read_attn)
+        if isinstance(x, Tensor):
+            reading = self._open(x, read_attn, res_attn.heads)
+        else:
+            reading = _advance(x, read_attn)
         reading = _advance(_sublayer(reading, self.ln_1, self.attn, res_attn), read_mlp)
         deferred = _sublayer(reading, self.ln_2, self.mlp, res_mlp)
         if self.readout is None:
             return deferred
         return _advance(deferred, require_exact_type("readout", self.readout, Read)).x
 
-    def _open(self, x: Tensor, read: Read) -> _Reading:
+    def _open(self, x: Tensor, read: Read, heads: int) -> _Reading:
         """Expand embeddings (B, T, d) to the first state and read it."""
         if self.expand is None:
             raise TypeError("`x` must be what the block before returned, got a Tensor")
@@ -107,9 +111,10 @@ class DeltaBlock(nn.Module):
         if read.compress == "identity":
             return _Reading(state, state.squeeze(-1), None, share)
         x = functional.read_with(state, read.raw(state)).context
-        # A chain cannot compute a state again that an addition changed.
-        stores_less = self.anchor_every > 1 and torch.is_grad_enabled() and share is None
-        return _Reading(state, x, Chain(self.anchor_every) if stores_less else None, share)
+        chain = None
+        if share is None:  # a chain cannot compute a state again that an addition changed
+            chain = first_chain(state, self.anchor_every, self.sublayers, heads)
+        return _Reading(state, x, chain, share)
 
 
 class _Reading(NamedTuple):

@@ -196,6 +196,7 @@ def _replace(blocks: Any, stream: DeltaStream, annealing: Annealing | None) -> N
             anneal=annealing if i == 0 else None,
             readout=stream.readout if i == len(blocks) - 1 else None,
             anchor_every=stream.anchor_every,
+            sublayers=len(stream.sublayers),
             stream_dtype=stream.stream_dtype,
         )
 

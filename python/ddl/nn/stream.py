@@ -77,10 +77,11 @@ class DeltaStream(nn.Module):
             "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
         expand_kernel_size: as Expand's kernel_size.
         anchor_every: every so many states are stored for the backward, at most 32; it computes the
-            others again, and the gradients are the same to the bit. None for 8, or for the next
-            larger number that spreads the stored states evenly (12 with 12 sublayers); if m = 1,
-            or with several heads, for 1 (every state). A state that a gate or direction reads is
-            stored all the same.
+            others again, and the gradients are the same to the bit. None for 4 if the states are
+            on a CUDA device, else for 8, or for the next larger number that spreads the stored
+            states evenly (12 with 12 sublayers on a CPU); if m = 1, or with several heads, for 1
+            (every state). Each forward looks at the device of its states, so the default follows a
+            model that is moved. A state that a gate or direction reads is stored all the same.
         stream_dtype: "bfloat16" or "float16", in which the states are stored under autocast, with
             half the bytes and a rounding after every rewrite; None for the dtype of x, as without
             autocast.
@@ -140,9 +141,7 @@ class DeltaStream(nn.Module):
         heads = residual.get("heads", 1)
         check_count("heads", heads)
         check_anchors(anchor_every, heads)
-        spread = spread_anchors(len(self.sublayers), value_channels, heads)
-        self.anchor_every = anchor_every or spread
-        self.stream_dtype = stream_dtype
+        self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.expand = Expand(
             hidden_size, value_channels, kind=expand, kernel_size=expand_kernel_size, **factory
@@ -230,8 +229,7 @@ class DeltaStream(nn.Module):
         state = self._open(x, document_starts)
         starts = document_starts if reads[0].over_time() else None  # all reads compress alike
         context, value, gate, _ = functional.read_with(state, reads[0], starts)
-        stores_less = self.anchor_every > 1 and torch.is_grad_enabled()
-        chain = Chain(self.anchor_every) if stores_less else None
+        chain = first_chain(state, self.anchor_every, len(self.sublayers), residuals[0].heads)
         parts = zip(self.sublayers, residuals, reads[1:], strict=True)
         for index, (sublayer, residual, read) in enumerate(parts):
             context, value, gate = residual.after_read(self.reads[index], context, value, gate)
@@ -287,6 +285,22 @@ def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:
     if dtype is None or autocast_dtype(x) is None:
         return x
     return x.to(getattr(torch, dtype))
+
+
+def first_chain(
+    state: Tensor, anchor_every: int | None, sublayers: int, heads: int
+) -> Chain | None:
+    """Begin the chain of a stream; None if every state is stored.
+
+    state: X (B, T, d, m), the first one, whose device decides if anchor_every is None. sublayers:
+    number of sublayers of the whole stream.
+    """
+    if not torch.is_grad_enabled():
+        return None
+    every = anchor_every or spread_anchors(
+        sublayers, state.shape[-1], heads, device_type=state.device.type
+    )
+    return Chain(every) if every > 1 else None
 
 
 def _checked_call(call: Any, args: Any, kwargs: Any) -> Call:

@@ -24,6 +24,7 @@ from ddl.nanogpt.annealing import Annealing
 from ddl.results import Chain
 from tests.support.decoder_cases import VARIANTS, VOCABULARY, converted, plain, tokens
 from tests.support.hf_cases import CHECKPOINTING
+from tests.support.kept import kept_states_by_device
 from tests.support.processes import together
 from tests.support.sampling import few
 
@@ -216,6 +217,21 @@ def test_fsdp2_gathers_every_layer(variant, recomputed, tmp_path):
                 torch.testing.assert_close(whole.full_tensor(), q.grad, msg=name)
 
     together(2, tmp_path, act)
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"), [("channel", (1, 2, 1)), ("heads", (9, 9, 9)), ("adapter", (9, 9, 9))]
+)
+def test_the_stored_states_on_a_cpu_on_a_gpu_and_back(variant, expected):
+    """Of eight sublayers. Several heads and additions store all states, the last one included."""
+    model = converted(variant, num_hidden_layers=4, attn_implementation="eager").train()
+
+    def run(device: str) -> Tensor:
+        idx = torch.ones(2, 9, dtype=torch.int64, device=device)
+        return model(idx, labels=idx, use_cache=False).loss
+
+    numel = 2 * 9 * 32 * VARIANTS[variant]["value_channels"]
+    assert kept_states_by_device(model, run, numel) == expected
 
 
 def test_a_stream_can_be_rebuilt_around_other_tensors():

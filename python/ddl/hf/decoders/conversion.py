@@ -147,6 +147,7 @@ def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> N
         *(decoder, layers, final),
         looks_back=looks_back(known),
         anchor_every=stream.anchor_every,
+        heads=known["heads"],
         stream_dtype=stream.stream_dtype,
     )
 

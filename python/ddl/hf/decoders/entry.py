@@ -18,7 +18,7 @@ from ddl.nn.history import History
 from ddl.nn.padding import without_padding
 from ddl.nn.read import Read
 from ddl.nn.reading import expanded, read_from
-from ddl.nn.stream import as_stream
+from ddl.nn.stream import as_stream, first_chain
 from ddl.ops.checks import gate_dtype
 from ddl.options import StreamDtype
 from ddl.results import Chain
@@ -54,7 +54,7 @@ class Entry:
 
     first: the first layer, with `expand` and, while it is annealed, `anneal`. final: the final
     norm, with `readout`. layers: their number. looks_back: whether the past is needed.
-    anchor_every, stream_dtype: as in DeltaStream.
+    anchor_every, heads, stream_dtype: as in DeltaStream.
     """
 
     def __init__(
@@ -64,12 +64,13 @@ class Entry:
         final: nn.Module,
         *,
         looks_back: bool,
-        anchor_every: int,
+        anchor_every: int | None,
+        heads: int,
         stream_dtype: StreamDtype | None,
     ) -> None:
         self.first, self.final, self.layers = layers[0], final, len(layers)
         self.looks_back = looks_back
-        self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
+        self.anchor_every, self.heads, self.stream_dtype = anchor_every, heads, stream_dtype
         self.decoder_arguments = _positional(decoder)
         self.layer_arguments = _positional(layers[0])
         decoder.register_forward_pre_hook(self.decoder_hook, with_kwargs=True)
@@ -120,15 +121,14 @@ class Entry:
         within = Pass(history, *tokens, share)
         expand = require_exact_type("expand", self.first.expand, Expand)
         state = expanded(expand, x, within.slot("expand"), tokens.document_starts)
-        return Stream(state, within, chain=self._chain(share))
+        return Stream(state, within, chain=self._chain(state, share))
 
-    def _chain(self, share: Tensor | None) -> Chain | None:
+    def _chain(self, state: Tensor, share: Tensor | None) -> Chain | None:
         """The beginning of a chain; None to store every state, which an addition to one needs."""
         first: Any = self.first
-        adds = share is not None or hasattr(first, "scale_1")
-        if self.anchor_every == 1 or adds or not torch.is_grad_enabled():
+        if share is not None or hasattr(first, "scale_1"):
             return None
-        return Chain(self.anchor_every)
+        return first_chain(state, self.anchor_every, 2 * self.layers, self.heads)
 
     def _history(self, past: Any) -> History | None:
         """The history in a cache, where one is needed."""

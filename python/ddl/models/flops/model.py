@@ -23,6 +23,8 @@ def flops_per_token(
 
     length: tokens T of a sequence; None for block_size. keys: keys that a token sees in attention
     on average; None for (T + 1)/2, as causal attention has. torch's FlopCounterMode counts T.
+    `recomputed`, which is in no total, is that of a CPU if config.anchor_every is None, so that the
+    count depends on the configuration alone: on a CUDA device fewer rewrites are applied again.
     Raises InputError unless `length` is an integer of at least 1.
     """
     return reduce(add, flops_by_part(config, length=length, keys=keys).values())

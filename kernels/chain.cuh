@@ -57,6 +57,18 @@ template <> struct StateSource<true> {
     for (int link = 0; link < chain.length; ++link)
 #pragma unroll
       for (int n = 0; n < REWRITES; ++n) ptx::prefetch_l2(direction(link, n, token, row));
+    if (row == 0) prefetch_numbers(token);
+  }
+  // Each link's numbers by one thread. They were stored so long ago that without this every link would wait for device
+  // memory. The stats of a token may lie in two sectors.
+  DEVICE void prefetch_numbers(long long token) const {
+    const int link = static_cast<int>(threadIdx.x);
+    if (link >= chain.length) return;
+    const Link& from = chain.links[link];
+    ptx::prefetch_l2(from.stats + token * STATS);
+    ptx::prefetch_l2(from.stats + token * STATS + STATS - 1);
+    ptx::prefetch_l2(from.value + token * (REWRITES * M));
+    ptx::prefetch_l2(from.gate + token * REWRITE_GATES);
   }
 
   // A link's share of a token, for the rows that are loaded together.

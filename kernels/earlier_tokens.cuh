@@ -18,7 +18,7 @@ template <> struct EarlierTokens<false> {
   template <class Pass> DEVICE void walk(Pass& pass) {
     const Chunk& chunk = pass.chunk;
     pass.start(chunk.first);
-    for (long long token = chunk.first; token < chunk.end; ++token) pass.run(token, true);
+    for (long long token = chunk.first; token <= chunk.last; token += chunk.step) pass.run(token, true);
   }
 };
 
@@ -91,7 +91,7 @@ template <> struct EarlierTokens<true> {
     window.clear();
     if (position == 0) take_pending((chunk.first - halo) / args.time);
     bool starts = starts_document(args, chunk.first - halo);  // loaded a token ahead, to hide its latency
-    for (long long token = chunk.first - halo; token < chunk.end; ++token) {
+    for (long long token = chunk.first - halo; token <= chunk.last; ++token) {
       if (position == args.time) {
         window.clear();
         take_pending(token / args.time);
@@ -100,7 +100,7 @@ template <> struct EarlierTokens<true> {
       ++position;
       if constexpr (DOCUMENTS) {
         if (starts) window.clear();
-        if (token + 1 < chunk.end) starts = starts_document(args, token + 1);
+        if (token < chunk.last) starts = starts_document(args, token + 1);
       }
       pass.run(token, token >= chunk.first);
       if constexpr (PENDING) {

@@ -18,8 +18,9 @@ template <> struct LaterTokens<false> {
     for (int f = 0; f < FEATURES; ++f) later[f] = dx[f];
   }
   template <class Pass> DEVICE void walk(Pass& pass) {
-    pass.start(pass.chunk.last);
-    for (long long token = pass.chunk.last; token >= pass.chunk.first; --token) pass.run(token, true);
+    const Chunk& chunk = pass.chunk;
+    pass.start(chunk.last);
+    for (long long token = chunk.last; token >= chunk.first; token -= chunk.step) pass.run(token, true);
   }
 };
 

@@ -7,7 +7,7 @@
 // Moved per token: (M + 2)·D elements, on top of the (3M + 3)·D of rewrite_read_bwd.
 //
 // No sum over the features is left: dx = a − c·rstd·x̂ follows from the c·rstd that rewrite_read_bwd wrote. So a thread
-// owns one packet of features, a block a slice of the features and `chunk` tokens, and no thread waits for another. The
+// owns one packet of features, a block a slice of the features and its tokens, and no thread waits for another. The
 // tokens are processed from the last to the first, as in rewrite_read_bwd.
 
 #include "later_tokens.cuh"
@@ -40,7 +40,7 @@ struct ParametersPass {
   // Processes one token. A halo token (not own) only gives dx to the window.
   DEVICE void run(long long token, bool own) {
     const DerivedScalars s = derive_scalars(args, gradients, scalars);  // all lanes take part in the shuffles
-    if (token > chunk.first) prefetch(token - 1, own || chunk.owns(token - 1));
+    if (token > chunk.first) prefetch(token - chunk.step, own || chunk.owns(token - chunk.step));
     if (is_inside(0)) add(token, s, own);
     later.retreat();
   }

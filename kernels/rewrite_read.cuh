@@ -33,17 +33,21 @@ struct RewriteRead {
   const unsigned char* document_starts;  // (tokens): not 0 where a document starts; if DOCUMENTS
   Real* scratch;                         // the window, if IN_GLOBAL
   double eps_k, norm_eps, value_scale;
-  long long tokens, time, chunk;  // of all sequences, of one sequence, of one block
+  long long tokens, time, chunk;  // of all sequences, of one sequence, of one block at most
+  long long step;                 // from a token of a block to its next one: 1, or the number of blocks
 };
 
-// The block's tokens.
+// The block's tokens: first, first + step, …, last. A token read needs neighbours, so its step is 1. Otherwise blocks take
+// turns, so that all of them work near each other in memory.
 struct Chunk {
-  long long first, end, last;  // last = end − 1
+  long long first, last;
+  int step;  // 64 bits would cost registers
 
-  __device__ explicit Chunk(const RewriteRead& args)
-      : first(blockIdx.x * args.chunk),
-        end(first + args.chunk < args.tokens ? first + args.chunk : args.tokens),
-        last(end - 1) {}
+  __device__ explicit Chunk(const RewriteRead& args) : step(READ == TOKEN ? 1 : static_cast<int>(args.step)) {
+    first = step == 1 ? blockIdx.x * args.chunk : blockIdx.x;
+    const long long steps = (args.tokens - 1 - first) / step;
+    last = first + (steps < args.chunk ? steps : args.chunk - 1) * step;
+  }
   DEVICE bool owns(long long token) const { return token <= last; }
 };
 

@@ -24,7 +24,7 @@
 // dv and dβ are of this rewrite; δ_β and δ_v are of the logits of the next, β' and v'. If the values read x, δ_v·W_v adds
 // to a instead of dh'. g need not wait for c, because g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂. So one sum is enough.
 //
-// A block processes its `chunk` tokens from the last to the first. Several rewrites (rewrites_bwd.cuh), a token read
+// A block processes its tokens from the last to the first. Several rewrites (rewrites_bwd.cuh), a token read
 // (later_tokens.cuh) and an anchor (chain.cuh) are policies of Config. Here only READ == TOKEN is tested: its x was saved.
 //
 // If a block has no room for the sums of parameter gradients (SUMS == SEPARATE_KERNEL), this kernel writes every token's
@@ -92,9 +92,9 @@ struct BackwardPass {
       if (own) inputs.finish_state(token);
     }
     if (token == chunk.first) return;
-    scalars.prefetch(token - 1);
-    if constexpr (PREFETCH_WHOLE_TOKEN)
-      prefetch(token - 1, STAGES == 2 ? inputs.stage ^ 1 : 0, own || chunk.owns(token - 1));
+    const long long next = token - chunk.step;
+    scalars.prefetch(next);
+    if constexpr (PREFETCH_WHOLE_TOKEN) prefetch(next, STAGES == 2 ? inputs.stage ^ 1 : 0, own || chunk.owns(next));
   }
 
   // G of a row.
@@ -178,7 +178,8 @@ struct BackwardPass {
       store_row(s, token, row, dx);
     }
     if constexpr (!PREFETCH_WHOLE_TOKEN) {
-      if (token > chunk.first) inputs.prefetch(token - 1, row, 0, own || chunk.owns(token - 1));
+      const long long next = token - chunk.step;
+      if (token > chunk.first) inputs.prefetch(next, row, 0, own || chunk.owns(next));
     }
   }
 

@@ -11,7 +11,7 @@
 // what the one before it leaves: k_jᵀ(X + Σ_i k_i factor_iᵀ) = k_jᵀX + Σ_i (k_j·k_i) factor_iᵀ over i < j, so that the first
 // sum has n·(1 + M) + n·(n − 1)/2 numbers, and there is still one.
 //
-// A block processes `chunk` consecutive tokens one after the other. Its threads share a token's features. If one block
+// A block processes its tokens one after the other: every gridDim.x-th, or `chunk` neighbours of a token read. Its threads share a token's features. If one block
 // cannot hold a token, a cluster of blocks shares it, with a slice of the features each (sm_90 and newer; for bf16, M = 4
 // beyond D = 4096, M = 8 beyond 2048, and half of that for a token read).
 //
@@ -247,7 +247,7 @@ struct ForwardPass {
 
   // Processes one token, which has been requested, and requests the next one.
   DEVICE void run(long long token, bool own) {
-    const long long next = token + 1 < chunk.end ? token + 1 : -1;
+    const long long next = token < chunk.last ? token + chunk.step : -1;
     load(token, next);
     Rewrite rewrites[REWRITES];
     if constexpr (REWRITE) compare(token, own, rewrites);

@@ -3,7 +3,7 @@
 use super::auxiliary::{launch_reduce, partial};
 use super::device::{Call, Loaded};
 use super::kernel::arguments::{self, Address, Backward, MOST_LINKS, Reduce, are_aligned};
-use super::kernel::{self, Kernel, ParameterSums};
+use super::kernel::{self, Compress, Kernel, ParameterSums};
 use super::plan::Residency;
 use crate::error::{Error, Result};
 use crate::problem::{Gradients, Incoming, Link, Outputs, Read, RewriteRead};
@@ -127,13 +127,16 @@ fn split_tokens(
     call: &Call<'_>,
 ) -> Result<usize> {
     let (tokens, device) = (problem.sizes.tokens(), call.device);
+    let overrides = device.overrides();
     let (plan, wave) = (&loaded.plan, loaded.wave);
     let planned = plan.chunk(specialisation, wave, device.limits(), tokens);
-    let chunk = device.overrides().get("CHUNK").unwrap_or(planned);
+    let chunk = overrides.get("CHUNK").unwrap_or(planned);
     let blocks = tokens.div_ceil(chunk);
     argument.tokens = tokens as i64;
     argument.time = problem.sizes.time as i64;
     argument.chunk = chunk as i64;
+    let neighbours = specialisation.compress == Compress::Token || overrides.get("ORDER") == Some(0);
+    argument.step = if neighbours { 1 } else { blocks as i64 };
     let scratch = loaded.plan.scratch(specialisation, blocks);
     if scratch > 0 {
         argument.scratch = call.memory.allocate(scratch)?;

@@ -31,6 +31,8 @@ BLOCKS, CHUNK = 2, 7
 WRITTEN = 64  # tokens at the end that are initialised
 MULTIPROCESSORS = 65_536  # so that each chunk of an expansion has its own block
 SEEN = CHUNK + 1  # of these, computed for any share of the last block
+NEIGHBOURS = {"CHUNK": CHUNK, "ORDER": 0}
+IN_TURNS = {"CHUNK": 2}  # of an odd number of tokens the last is the second of the last block but one
 PER_TOKEN = ("state", "direction", "value", "gate")
 
 
@@ -45,7 +47,7 @@ def _the_end_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kernels += ("expand_fwd", "expand_bwd")
     last = " ".join(f"{kernel}={BLOCKS}" for kernel in kernels)
     monkeypatch.setenv("DDL_EMULATOR_LAST_BLOCKS", last)
-    with emulated(plan={"CHUNK": CHUNK}, multiprocessors=MULTIPROCESSORS):
+    with emulated(plan=NEIGHBOURS, multiprocessors=MULTIPROCESSORS):
         yield
 
 
@@ -71,7 +73,7 @@ def drawn(d: int, m: int, compress: str) -> dict[str, Tensor]:
     }
 
 
-def check(d: int, m: int, compress: str) -> None:
+def check(d: int, m: int, compress: str, seen: int = SEEN) -> None:
     tokens, before = MANY // (d * m) + 5, resident()
     small = drawn(d, m, compress)
     large = {n: at_the_end(t, tokens) if n in PER_TOKEN else t for n, t in small.items()}
@@ -90,7 +92,7 @@ def check(d: int, m: int, compress: str) -> None:
         wanted = [leaves[n] for n in PER_TOKEN]
         gradients = torch.autograd.grad(list(outputs.values()), wanted, given)
         named = {f"gradient of {n}": t for n, t in zip(PER_TOKEN, gradients, strict=True)}
-        runs.append({n: t[:, -SEEN:] for n, t in (outputs | named).items()})
+        runs.append({n: t[:, -seen:] for n, t in (outputs | named).items()})
     assert resident() - before < 2**29, "more than the ends of the tensors was touched"
     for name, expected in runs[1].items():
         assert_close(name, runs[0][name], expected, BF16, gradient=name.startswith("gradient"))
@@ -103,6 +105,15 @@ SIZES = [(4096, 4, "channel"), (1024, 4, "token"), (768, 1, "identity")]
 @pytest.mark.parametrize(("d", "m", "compress"), SIZES)
 def test_more_than_two_to_the_31_elements(d: int, m: int, compress: str) -> None:
     check(d, m, compress)
+
+
+@pytest.mark.table(0)
+@pytest.mark.parametrize(("d", "m", "compress"), [SIZES[0], SIZES[2]])
+def test_blocks_take_turns_over_more_than_two_to_the_31_elements(
+    d: int, m: int, compress: str
+) -> None:
+    with emulated(plan=IN_TURNS, multiprocessors=MULTIPROCESSORS):
+        check(d, m, compress, seen=1)
 
 
 @pytest.mark.table(0)
@@ -146,7 +157,7 @@ def test_tokens_counted_in_32_bits_do_not_pass(checked: Callable[[], None], tmp_
         text = file.read_text(encoding="utf-8")
         text = re.sub(r"long long (token|feature)\b", r"int \1", text)
         file.write_text(text, encoding="utf-8")
-    with emulated(kernels=mutant, plan={"CHUNK": CHUNK}, multiprocessors=MULTIPROCESSORS):
+    with emulated(kernels=mutant, plan=NEIGHBOURS, multiprocessors=MULTIPROCESSORS):
         noticed = in_a_child(checked)
     assert noticed
     assert "did not compile" not in noticed

@@ -80,10 +80,20 @@ MUTANTS = {
     ),
     "one token too many": (
         EARLIER,
-        "token < chunk.end; ++token) pass",
-        "token <= chunk.end; ++token) pass",
+        "token <= chunk.last; token += chunk.step) pass",
+        "token <= chunk.last + chunk.step; token += chunk.step) pass",
     ),
-    "the chunk's last token is left out": ("rewrite_read.cuh", "last(end - 1)", "last(end - 2)"),
+    "the chunk's last token is left out": (
+        "rewrite_read.cuh",
+        "steps < args.chunk ? steps",
+        "steps < args.chunk ? steps - 1",
+    ),
+    "blocks that take turns begin with the same token": (
+        "rewrite_read.cuh",
+        "args.chunk : blockIdx.x;",
+        "args.chunk : 0;",
+    ),
+    "the next token is loaded from its neighbour": (FORWARD, "? token + chunk.step", "? token + 1"),
     # halos and windows
     "a halo one token short": (
         EARLIER,
@@ -146,17 +156,17 @@ MUTANTS = {
     "stages do not alternate": (BACKWARD, "inputs.stage ^= 1;", ""),
     "rows of the current token are prefetched again": (
         BACKWARD,
-        "prefetch(token - 1, STAGES",
+        "prefetch(next, STAGES",
         "prefetch(token, STAGES",
     ),
     "rows of the chunk's first own token are not prefetched": (
         BACKWARD,
-        "chunk.owns(token - 1));",
+        "chunk.owns(next));",
         "false);",
     ),
     "scalars of the current token are prefetched again": (
         BACKWARD,
-        "scalars.prefetch(token - 1);",
+        "scalars.prefetch(next);",
         "scalars.prefetch(token);",
     ),
     "a lane broadcasts its neighbour's value": (
@@ -460,6 +470,9 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
             compare("expand", {"x": x, "weight": weight}, F64, value_channels=2)
         with emulated(kernels=kernels):
             tensors = inputs((2, 11), 64, 4) | parameters(64, 4, "channel")
+            compare("rewrite_read", tensors, BF16, eps_k=0.1)
+        with emulated(kernels=kernels, plan={"ORDER": 0, "SUMS": 1, "FEATURES": 8, "CHUNK": 7}):
+            tensors = inputs((2, 11), 200, 1) | parameters(200, 1, "identity")
             compare("rewrite_read", tensors, BF16, eps_k=0.1)
             check_conversions(BF16, 64)
 

@@ -30,7 +30,7 @@ structure! {
             new_state, stats, context, new_value, new_gate, compressed, rstd, pending, new_pending, document_starts,
             scratch;
         f64: eps_k, norm_eps, value_scale;
-        i64: tokens, time, chunk;
+        i64: tokens, time, chunk, step;
     }
 }
 

@@ -6,7 +6,7 @@ use crate::error::Error;
 /// A choice: its name in `DDL_PLAN`, which is its macro's, its least and its greatest value, and how a plan makes it.
 type Choice = (&'static str, usize, usize, fn(&mut Plan, usize));
 
-const CHOICES: [Choice; 11] = [
+const CHOICES: [Choice; 12] = [
     ("CLUSTER", 1, 8, |plan, value| plan.cluster = value),
     ("THREADS", 32, 1024, |plan, value| plan.threads = value),
     ("FEATURES", 1, 8, |plan, value| plan.features = value),
@@ -17,6 +17,7 @@ const CHOICES: [Choice; 11] = [
     ("STAGES", 0, 2, |plan, value| plan.stages = value),
     ("LOAD_AHEAD", 0, 2, |plan, value| plan.load_ahead = value),
     ("BLOCKS", 1, 32, |plan, value| plan.blocks = value),
+    ("ORDER", 0, 1, |_, _| ()), // 0: a block's tokens are neighbours, 1: blocks take turns; no macro
     ("CHUNK", 1, usize::MAX, |_, _| ()), // tokens of a block; no macro
 ];
 

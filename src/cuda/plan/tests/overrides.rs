@@ -2,8 +2,8 @@
 
 use crate::cuda::plan::{Overrides, Residency};
 
-const NAMES: &str = "CLUSTER, THREADS, FEATURES, KEEP_IN_REGISTERS, WINDOW, SUMS, SEPARATE_SUMS, STAGES, LOAD_AHEAD, BLOCKS \
-                     or CHUNK";
+const NAMES: &str = "CLUSTER, THREADS, FEATURES, KEEP_IN_REGISTERS, WINDOW, SUMS, SEPARATE_SUMS, STAGES, LOAD_AHEAD, BLOCKS, \
+                     ORDER or CHUNK";
 
 #[test]
 fn every_override_comes_back_as_a_word() {

@@ -51,9 +51,10 @@ struct Chunk {
   DEVICE bool owns(long long token) const { return token <= last; }
 };
 
-// First feature of the thread's packet in row `row`, counted within the block (column) and within the token (feature).
+// The thread's packet in row `row`, and its first feature, counted within the block (column) and within the token (feature).
 // The last row may be incomplete: a thread without a packet there is not inside.
-DEVICE int column_of(int row) { return (static_cast<int>(threadIdx.x) + row * THREADS) * FEATURES; }
+DEVICE int packet_index(int row) { return static_cast<int>(threadIdx.x) + row * THREADS; }
+DEVICE int column_of(int row) { return packet_index(row) * FEATURES; }
 DEVICE int first_feature() { return SLICES > 1 ? static_cast<int>(blockIdx.y) * WIDTH : 0; }
 DEVICE int feature_of(int row) { return column_of(row) + first_feature(); }
 DEVICE bool is_inside(int row) {
@@ -174,34 +175,47 @@ struct Parameters {
 };
 
 // COUNT vectors over the block's features, which wait for a later pass over the token or for a later token. A thread
-// accesses its own features only, so no barrier is needed. They are in registers or, STRIDE numbers apart, in memory.
-template <int COUNT, bool REGISTERS, int STRIDE = WIDTH> struct FeatureVectors {
+// accesses its own features only, so no barrier is needed. They are in registers or in memory: in the order of the features
+// with the other blocks' (IN_ORDER), or for this block alone. There a packet lies in pieces of one access, and neighbouring
+// threads' pieces beside each other, because in packets of 32 bytes two lanes would meet in every bank.
+template <int COUNT, bool REGISTERS, bool IN_ORDER = false> struct FeatureVectors {
   Features values[COUNT > 0 ? COUNT : 1][ROWS];
 
   __device__ explicit FeatureVectors(Real*) {}
   DEVICE void load(int vector, int row, Real (&x)[FEATURES]) const { values[vector][row].get(x); }
   DEVICE void store(int vector, int row, const Real (&x)[FEATURES]) { values[vector][row].set(x); }
 };
-template <int COUNT, int STRIDE> struct FeatureVectors<COUNT, false, STRIDE> {
+template <int COUNT, bool IN_ORDER> struct FeatureVectors<COUNT, false, IN_ORDER> {
+  static constexpr int PIECE = Features::WIDTH / static_cast<int>(sizeof(Real));
+
   Real* numbers;
 
   __device__ explicit FeatureVectors(Real* numbers) : numbers(numbers) {}
-  DEVICE Real* at(int vector, int row) const {
-    return numbers + static_cast<long long>(vector) * STRIDE + column_of(row);
+  DEVICE Real* at(int vector, int row, int piece) const {
+    if constexpr (IN_ORDER) return numbers + static_cast<long long>(vector) * D + column_of(row) + piece * PIECE;
+    return numbers + static_cast<long long>(vector) * WIDTH + (piece * PACKETS + packet_index(row)) * PIECE;
   }
   DEVICE void load(int vector, int row, Real (&x)[FEATURES]) const {
-    Features packet;
-    packet.load_cached(at(vector, row));
-    packet.get(x);
+#pragma unroll
+    for (int piece = 0; piece < FEATURES / PIECE; ++piece) {
+      Packet<Real, PIECE> packet;
+      packet.load_cached(at(vector, row, piece));
+#pragma unroll
+      for (int i = 0; i < PIECE; ++i) x[piece * PIECE + i] = packet[i];
+    }
   }
   DEVICE void store(int vector, int row, const Real (&x)[FEATURES]) {
-    Features packet;
-    packet.set(x);
-    packet.store_cached(at(vector, row));
+#pragma unroll
+    for (int piece = 0; piece < FEATURES / PIECE; ++piece) {
+      Packet<Real, PIECE> packet;
+#pragma unroll
+      for (int i = 0; i < PIECE; ++i) packet.element[i] = x[piece * PIECE + i];
+      packet.store_cached(at(vector, row, piece));
+    }
   }
 };
-template <int COUNT, bool REGISTERS, int STRIDE>
-DEVICE void clear(FeatureVectors<COUNT, REGISTERS, STRIDE>& vectors, int vector) {
+template <int COUNT, bool REGISTERS, bool IN_ORDER>
+DEVICE void clear(FeatureVectors<COUNT, REGISTERS, IN_ORDER>& vectors, int vector) {
   const Real zeros[FEATURES] = {};
 #pragma unroll
   for (int row = 0; row < ROWS; ++row)

@@ -17,7 +17,7 @@
 #endif
 
 struct Sums {
-  FeatureVectors<SLOTS, SUMS == IN_REGISTERS, SUMS == IN_SHARED ? WIDTH : D> slots;
+  FeatureVectors<SLOTS, SUMS == IN_REGISTERS, SUMS == IN_GLOBAL> slots;
   Real biases[BIASES] = {};
 
   __device__ Sums(Real* partial, Real* shared) : slots(SUMS == IN_GLOBAL ? of_block(partial) : shared) {
@@ -89,7 +89,7 @@ struct Sums {
   // Writes the block's sums to `partial`, those of the biases at the end.
   DEVICE void store(Real* partial) const {
     if constexpr (SUMS != IN_GLOBAL) {
-      FeatureVectors<SLOTS, false, D> to(of_block(partial));
+      FeatureVectors<SLOTS, false, true> to(of_block(partial));
       UNROLL_SLOTS
       for (int slot = 0; slot < SLOTS; ++slot)
 #pragma unroll

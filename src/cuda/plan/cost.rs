@@ -25,6 +25,11 @@ const DEVICE_WAIT: f64 = 1230.0;
 const L2_WAIT: f64 = 600.0;
 /// Until a thread has a packet that it loads again, and its parameters (assumed: L2 without load).
 const ROW_WAIT: f64 = 300.0;
+/// Until a backward has the numbers and the packets of a chain's link, asked for as far as L2 a token ahead (assumed: L2
+/// under load).
+const LINK_WAIT: f64 = L2_WAIT;
+/// Links of a token in the mean, if one state in four is stored (`default_anchors`).
+const LINKS: f64 = 1.5;
 /// Until a block has a sum, and what each doubling of a cluster adds: 350, and 600 for two ("clusters of blocks").
 const SUM_WAIT: [f64; 2] = [350.0, 250.0];
 /// Share of the time that each doubling of a cluster loses (assumed): multiprocessors in groups of 16 and 18 have no
@@ -54,6 +59,7 @@ pub(super) fn clocks(s: &RewriteRead, plan: &Plan, limits: &Limits) -> usize {
     let sums = f64::from(count) * sum;
     let re_reads = over_features && !plan.keep_in_registers;
     let rows = if re_reads { 2.0 * ROW_WAIT * plan.rows(s) as f64 } else { 0.0 };
+    let links = if s.chain { LINKS * LINK_WAIT } else { 0.0 };
     // A stage holds one more token of its block, a second one if packets are read from the first again.
     let staged = plan.stages > usize::from(!plan.keep_in_registers);
     let memory = match s.kernel {
@@ -63,11 +69,11 @@ pub(super) fn clocks(s: &RewriteRead, plan: &Plan, limits: &Limits) -> usize {
         Kernel::Forward if !staged => (DEVICE_WAIT - plan.load_ahead as f64 * sum).max(0.0),
         _ => DEVICE_WAIT,
     };
-    // In a block that is alone with its stage, nothing else computes while it waits for a row or its cluster; nor do two
+    // In a block that is alone with its stage, nothing else computes while it waits for a row, a link or its cluster; nor do two
     // blocks with stages overlap the waits of their clusters (timed: 1.05 to 1.2 times as long as without stages).
-    let waiting = rows + if plan.cluster > 1 { sums } else { 0.0 };
+    let waiting = rows + links + if plan.cluster > 1 { sums } else { 0.0 };
     let idle = if staged && (blocks == 1 || plan.cluster > 1) { waiting } else { 0.0 };
-    let (work, wait) = (work + idle * slices as f64, sums + rows + memory - idle);
+    let (work, wait) = (work + idle * slices as f64, sums + rows + links + memory - idle);
 
     // Warps that need no sum with others walk by themselves.
     let walkers = if over_features { 1 } else { (threads / slices / 32).max(1) };

@@ -60,6 +60,11 @@ impl Overrides {
         self
     }
 
+    /// Whether every macro is left to the planner.
+    pub(super) fn no_macro(&self) -> bool {
+        self.without("ORDER").without("CHUNK") == Overrides::default()
+    }
+
     /// A plan with each of the usual values of a choice, or with the one that was made by hand.
     pub(super) fn vary(&self, plan: &Plan, name: &str, usual: Vec<usize>) -> Vec<Plan> {
         let (.., make) = CHOICES[index(name)];

@@ -1,4 +1,4 @@
-//! The planner: the cheapest candidate that fits, and the next one if its kernel spills registers.
+//! The planner: the plan that was timed to be the fastest, else the cheapest candidate that fits, and the next one if its kernel spills registers.
 
 use std::collections::HashSet;
 
@@ -9,6 +9,7 @@ use super::footprint::{exceeds, registers, shared};
 use super::limits::Limits;
 use super::overrides::{Overrides, no_plan};
 use super::plan::{Plan, Residency};
+use super::timed::fastest;
 use crate::cuda::kernel::{RewriteRead, Specialisation};
 use crate::error::{Error, Result};
 
@@ -19,7 +20,7 @@ impl Plan {
             Specialisation::RewriteRead(s) => s,
             Specialisation::Expand(s) => return expand::plan(&s, limits, overrides),
         };
-        let mut plans = candidates(s, limits, overrides).into_iter();
+        let mut plans = timed(s, limits, overrides).into_iter().chain(candidates(s, limits, overrides));
         plans.find(|plan| exceeds(s, plan, limits).is_none()).ok_or_else(|| refusal(s, limits, overrides))
     }
 
@@ -39,6 +40,11 @@ impl Plan {
                 && exceeds(s, plan, limits).is_none()
         })
     }
+}
+
+/// The plan that was timed to be the fastest, if no choice is made by hand.
+fn timed(s: &RewriteRead, limits: &Limits, overrides: &Overrides) -> Option<Plan> {
+    if overrides.no_macro() { fastest(s, limits) } else { None }
 }
 
 /// Why no candidate is left: the override at fault, if one alone is.
@@ -75,6 +81,9 @@ pub fn report(s: impl Into<Specialisation>, limits: &Limits, overrides: &Overrid
     let first = fitting.filter(|plan| kinds.insert(Plan { blocks: 0, load_ahead: 0, ..**plan }));
     let mut lines =
         vec![format!("{} candidates for {}, d = {}, m = {}:", all.len(), s.kernel.name(), s.d, s.m)];
+    if let Some(plan) = timed(s, limits, overrides) {
+        lines.push(format!("  as timed: {}", words(&plan)));
+    }
     lines.extend(first.take(3).zip(1..).map(|(plan, number)| {
         let (words, registers, kib) = (words(plan), registers(s, plan), shared(s, plan).div_ceil(1024));
         let needs = format!("about {registers} registers, {kib} KiB of shared memory");

@@ -86,16 +86,16 @@ fn few_blocks_on_a_multiprocessor_have_stages() {
 #[test]
 fn a_forward_that_spills_loads_less_ahead_before_anything_else_changes() {
     let s = specialisation(Kernel::Forward, 768, 4, 1, Dtype::Bf16);
-    let first = Plan::new(&s, &CLUSTERED, &Overrides::default()).unwrap();
+    let first = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
     assert_eq!((first.load_ahead, first.blocks), (2, 8));
-    let second = first.after_spill(&s, &CLUSTERED).unwrap();
+    let second = first.after_spill(&s, &LARGE).unwrap();
     assert_eq!(second, Plan { load_ahead: 1, ..first });
-    let third = second.after_spill(&s, &CLUSTERED).unwrap();
+    let third = second.after_spill(&s, &LARGE).unwrap();
     assert_eq!(third, Plan { load_ahead: 0, ..first });
-    let fourth = third.after_spill(&s, &CLUSTERED).unwrap();
+    let fourth = third.after_spill(&s, &LARGE).unwrap();
     assert_eq!((fourth.load_ahead, fourth.blocks), (2, 6), "more registers");
 
-    let loads_ahead = |s: &RewriteRead| Plan::new(s, &CLUSTERED, &Overrides::default()).unwrap().load_ahead;
+    let loads_ahead = |s: &RewriteRead| Plan::new(s, &LARGE, &Overrides::default()).unwrap().load_ahead;
     assert_eq!(loads_ahead(&RewriteRead { rewrite: false, ..s }), 1, "neither β nor v");
     assert_eq!(loads_ahead(&specialisation(Kernel::Forward, 4096, 4, 1, Dtype::Bf16)), 0, "a stage");
     assert_eq!(loads_ahead(&specialisation(Kernel::Backward, 768, 4, 1, Dtype::Bf16)), 0);
@@ -172,7 +172,7 @@ fn a_token_that_is_too_much_for_a_block_is_given_to_a_cluster() {
             assert_eq!(planned(Kernel::Backward, d, 4, taps, &CLUSTERED).0, 1, "{d}");
         }
     }
-    assert_eq!(planned(Kernel::Forward, 4096, 4, 1, &CLUSTERED), (1, 1), "parameters in the cache");
+    assert_eq!(planned(Kernel::Forward, 4096, 4, 1, &CLUSTERED), (1, 3), "as timed");
     assert_eq!(planned(Kernel::Forward, 4096, 4, 4, &CLUSTERED), (4, 2), "two blocks' slices of them");
     assert_eq!(planned(Kernel::Backward, 4096, 4, 1, &CLUSTERED), (4, 3));
     assert_eq!(planned(Kernel::Backward, 4096, 4, 4, &CLUSTERED), (8, 2), "sums in registers");
@@ -181,5 +181,46 @@ fn a_token_that_is_too_much_for_a_block_is_given_to_a_cluster() {
     for kernel in [Kernel::Forward, Kernel::Backward] {
         assert_eq!(planned(kernel, 8192, 4, 4, &LARGE).0, 1);
         assert_eq!(planned(kernel, 8191, 4, 4, &CLUSTERED).0, 1, "no slices");
+    }
+}
+
+/// Of a model under autocast: k and h in two bytes.
+fn autocast(kernel: Kernel, d: usize, taps: usize, state: Dtype) -> RewriteRead {
+    let mut s = specialisation(kernel, d, 4, taps, state);
+    (s.types.direction, s.types.context) = (Dtype::Bf16, Dtype::Bf16);
+    s
+}
+
+#[test]
+fn plans_that_were_timed_come_first_on_such_a_gpu() {
+    let plan = |s: &RewriteRead, limits: &Limits, words| {
+        let plan = Plan::new(s, limits, &Overrides::parse(words).unwrap()).unwrap();
+        (plan.threads, plan.sums, plan.stages, plan.blocks)
+    };
+    let s = autocast(Kernel::Forward, 768, 1, Dtype::F32);
+    let (timed, estimated) = ((64, Residency::Registers, 1, 3), (64, Residency::Registers, 0, 8));
+    assert_eq!(plan(&s, &CLUSTERED, ""), timed);
+    assert_eq!(plan(&s, &CLUSTERED, "ORDER=0 CHUNK=32"), timed, "no macros");
+    assert_eq!(plan(&s, &CLUSTERED, "CLUSTER=1"), estimated, "a choice by hand");
+    assert_eq!(plan(&s, &LARGE, ""), estimated, "another GPU");
+    assert_eq!(plan(&RewriteRead { aligned: false, ..s }, &CLUSTERED, ""), estimated);
+    let s = autocast(Kernel::Backward, 768, 1, Dtype::Bf16);
+    assert_eq!(plan(&s, &CLUSTERED, ""), (96, Residency::Shared, 1, 4));
+}
+
+#[test]
+fn links_are_waited_for_beside_other_blocks() {
+    let plan = |d, taps, state, chain| {
+        let s = RewriteRead { chain, ..autocast(Kernel::Backward, d, taps, state) };
+        let plan = Plan::new(&s, &CLUSTERED, &Overrides::default()).unwrap();
+        (plan.cluster, plan.threads, plan.stages, plan.blocks)
+    };
+    assert_eq!(plan(1024, 4, Dtype::F32, false), (1, 256, 1, 1), "alone with its stage");
+    assert_eq!(plan(1024, 4, Dtype::F32, true), (2, 128, 0, 2));
+    assert_eq!(plan(2048, 1, Dtype::F32, false), (1, 256, 1, 1));
+    assert_eq!(plan(2048, 1, Dtype::F32, true), (2, 128, 0, 3));
+    for (taps, state) in [(1, Dtype::F32), (1, Dtype::Bf16), (4, Dtype::F32), (4, Dtype::Bf16)] {
+        assert_eq!(plan(768, taps, state, true), plan(768, taps, state, false), "as timed: the same bits");
+        assert!(plan(768, taps, state, true).3 > 1);
     }
 }

@@ -160,7 +160,7 @@ class Chain(NamedTuple):
     """The rewrites since the last state that is stored, from which a backward computes the others.
 
     Every N-th state is stored, the anchor. A backward applies the rewrites since then to it again,
-    with the bits of the forward, so gradients are the same to the bit. Start with
+    with the bits of the forward, so gradients are the same. Start with
     `Chain(anchor_every=N)`; each call of `functional.rewrite_read_chained` returns the next one.
 
     anchor_every: N. anchor: X (…, d, m); None if the next state is stored. links: each rewrite

@@ -77,11 +77,12 @@ class DeltaStream(nn.Module):
             "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
         expand_kernel_size: as Expand's kernel_size.
         anchor_every: every so many states are stored for the backward, at most 32; it computes the
-            others again, and the gradients are the same to the bit. None for 4 if the states are
-            on a CUDA device, else for 8, or for the next larger number that spreads the stored
-            states evenly (12 with 12 sublayers on a CPU); if m = 1, or with several heads, for 1
-            (every state). Each forward looks at the device of its states, so the default follows a
-            model that is moved. A state that a gate or direction reads is stored all the same.
+            others again, with the same bits. (On a GPU the sums of the gradients may round
+            differently: docs/decisions/anchors.md.) None for 4 if the states are on a CUDA device,
+            else for 8, or for the next larger number that spreads the stored states evenly (12 with
+            12 sublayers on a CPU); if m = 1, or with several heads, for 1 (every state). Each
+            forward looks at the device of its states, so the default follows a model that is moved.
+            A state that a gate or direction reads is stored all the same.
         stream_dtype: "bfloat16" or "float16", in which the states are stored under autocast, with
             half the bytes and a rounding after every rewrite; None for the dtype of x, as without
             autocast.

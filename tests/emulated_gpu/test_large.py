@@ -32,7 +32,9 @@ WRITTEN = 64  # tokens at the end that are initialised
 MULTIPROCESSORS = 65_536  # so that each chunk of an expansion has its own block
 SEEN = CHUNK + 1  # of these, computed for any share of the last block
 NEIGHBOURS = {"CHUNK": CHUNK, "ORDER": 0}
-IN_TURNS = {"CHUNK": 2}  # of an odd number of tokens the last is the second of the last block but one
+IN_TURNS = {
+    "CHUNK": 2
+}  # of an odd number of tokens the last is the second of the last block but one
 PER_TOKEN = ("state", "direction", "value", "gate")
 
 

@@ -94,7 +94,11 @@ MUTANTS = {
         "args.chunk : 0;",
     ),
     "the next token is loaded from its neighbour": (FORWARD, "? token + chunk.step", "? token + 1"),
-    "pieces of a packet overlap": ("rewrite_read.cuh", "(piece * PACKETS + packet", "(piece + packet"),
+    "pieces of a packet overlap": (
+        "rewrite_read.cuh",
+        "(piece * PACKETS + packet",
+        "(piece + packet",
+    ),
     # halos and windows
     "a halo one token short": (
         EARLIER,

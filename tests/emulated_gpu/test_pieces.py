@@ -1,4 +1,4 @@
-"""Vectors in shared memory: every packet has a place of its own, and no two lanes meet in a bank."""
+"""Vectors in shared memory: each packet has its own place, and no two lanes meet in a bank."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Everything that is checked and measured on a GPU. day.sh runs it; calls.py says what it does."""
+"""Everything that is measured on a GPU. day.sh runs it; day.py lists the parts."""

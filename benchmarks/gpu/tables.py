@@ -1,148 +1,167 @@
-"""Tables of the operators: shares of a copy's rate, plans, kernels, launches; and of the checks."""
+"""The tables of a call, with goals, and its last line: failures, and pieces that were not run."""
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Iterator
 from typing import Any
 
 from ddl.lab.bench.tables import Table
-from gpu.log import Line, measured
+from gpu.log import Line, fault, measured
 
-OF_COPY = 0.85
-OVERHEAD_US = 20.0
-HALVES = ("forward", "backward")
+# Compiled steps over the float32 additive one, by the dtype of the stream.
+RATIOS = {
+    "float32": {"ddl": 0.99, "ddl-cc": 0.84, "ddl-tc": 0.80},
+    "bfloat16": {"ddl": 0.99, "ddl-cc": 0.91, "ddl-tc": 0.87},
+}
+MEMORY = 1.05
+OF_COPY = {"forward": 0.82, "backward": 0.78}  # of a channel read
+LAUNCH_US = {"no grad": 32.0, "forward": 45.0}  # of rewrite_read
+PEAK_GB_S = {"H100": 3350.0, "H200": 4800.0}  # of the data sheet
+STEPS = {
+    "steps": "Training steps, float32 stream",
+    "anchors": "Training steps by N",
+    "bfloat16": "Training steps, bfloat16 stream",
+    "train-compiled": "Training steps",  # of older records
+}
 
 
-def all_of(lines: list[Line]) -> list[Table]:
-    return [checks(lines), operators(lines), kernels(lines), launches(lines), plans(lines)]
+def show(head: str, lines: list[Line]) -> None:
+    every = (checks(lines), *(steps(lines, part) for part in STEPS), *operators(lines),
+             chains(lines), roof(lines), launches(lines))  # fmt: skip
+    for table in [table for table in every if table.rows]:
+        table.show()
+    failed = [line for line in lines if fault(line)]
+    for line in failed:
+        print(f"FAILED {line['part']} {line['what']}: {fault(line)}")
+    for line in measured(lines, "machine")[:1]:
+        print(f"{line['device']}, driver {line['driver']} · {line['summary']}")
+    wrong = [f"{line['part']} {line['what']}" for line in failed]
+    left = [f"{x['part']} {x.get('what')}: {x['skipped']}" for x in lines if "skipped" in x]
+    ends = (", ".join(names) or "nothing" for names in (wrong, left))
+    print(head, *map("{}: {}".format, ("failed", "not run"), ends), sep="; ", flush=True)
 
 
 def checks(lines: list[Line]) -> Table:
-    """Checks without a time: the greatest error as a share of that allowed, or counts."""
+    """The greatest error as a share of the error allowed, or counts of tests."""
     table = Table("Checks", ("part", "", "result"), labels=3)
-    for line in measured(lines, "smoke", "capture"):
-        red, worst = line["gate"]["red"], line["gate"].get("worst")
-        good = "the same bits" if worst is None else f"{worst:.2f} of the error allowed"
-        table.add(line["part"], line["what"], red or good)
-    for line in measured(lines, "tests", "large", "sanitize"):
-        if "tests" in line:
-            counts = ", ".join(f"{count} {name}" for name, count in sorted(line["tests"].items()))
-            table.add(line["part"], line["what"], counts or "none")
+    for line in measured(lines, "smoke", "bits", "tests"):
+        gate = line.get("gate", {})
+        results = [f"{count} {name}" for name, count in sorted(line.get("tests", {}).items())]
+        results += ["the same bits"] if "links" in line else []
+        results += [f"{gate['worst']:.2f} of the error allowed"] if gate.get("worst") else []
+        table.add(line["part"], line["what"], gate.get("red") or ", ".join(results))
     return table
 
 
-def plans(lines: list[Line]) -> Table:
-    """Each plan beside the planner's own: shares of the copy that was timed with it."""
-    table = Table(
-        "Plans: percent of the copy's rate, and the time of the half that a plan is for",
-        ("operator", "form", "d", "m", "DDL_PLAN", "for", "forward", "backward", "× planned"),
-        labels=6,
-    )
-    own: dict[tuple[Any, ...], float] = {}
-    for line in measured(lines, "plans"):
-        key = tuple(line[name] for name in ("op", "form", "d", "m", "aim"))
-        cells = [*map(str, key[:4]), line.get("plan", ""), line["aim"]]
-        if "forward" not in line:
-            table.add(*cells, "RED", "", "")
-            continue
-        found = shares(line)
-        share = found[HALVES.index(line["aim"])]
-        if "plan" not in line:
-            own[key] = share
-        halves = [f"{100 * half:.0f}" for half in found]
-        table.add(*cells, *halves, f"{share / own[key]:.2f}" if key in own else "")
-    return table
-
-
-def shares(line: Line) -> list[float]:
-    """The rates of forward and backward over the copy's; none of a form that was not timed."""
-    return [line[half]["gb_s"] / line["copy"]["gb_s"] for half in HALVES if half in line]
-
-
-def kernels(lines: list[Line]) -> Table:
-    table = Table("Kernels: median microseconds of a call's", ("call", "kernels"), labels=2)
-    for line in measured(lines, "trace"):
-        took = ", ".join(f"{name} {us:.0f}" for name, us in line["kernels_us"].items())
-        table.add(line["what"], took)
-    return table
-
-
-def operators(lines: list[Line]) -> Table:
-    """Percent of the copy's rate, forward / backward, with a column per hidden size."""
-    compared = measured(lines, "ops", "plain", "plain-compiled")
-    fused = [line for line in compared if line["candidate"] == "fused"]
-    sizes = sorted({line["d"] for line in fused})
-    table = Table(
-        "Operators: percent of the copy's rate, forward / backward, by d",
-        ("operator", "form", "m", "state", *map(str, sizes), "× eager", "× compiled"),
-        labels=2,
-    )
-    every = []
-    rows: dict[tuple[Any, ...], dict[int, Line]] = {}
-    for line in fused:
-        rows.setdefault(tuple(line[name] for name in ROW), {}).setdefault(line["d"], line)
-    for key, by_size in rows.items():
-        cells = []
-        for line in (by_size.get(d, {}) for d in sizes):
-            halves = shares(line)
-            every += halves
-            red = "RED" if line.get("gate", {}).get("red") else ""
-            cells.append(" / ".join(f"{100 * share:.0f}" for share in halves) or red)
-        faster = (speed_up(key, lines, part) for part in ("plain", "plain-compiled"))
-        table.add(key[0], key[1], *map(str, key[2:]), *cells, *faster)
-    if every:
-        reached = sum(share >= OF_COPY for share in every)
-        table.notes.append(
-            f"Goal {OF_COPY:.0%} of copy: {reached} of {len(every)} reach it; lowest "
-            f"{min(every):.0%}, median {statistics.median(every):.0%}. × eager, × compiled: how "
-            "many times faster than plain PyTorch, forward and backward together, median over d."
+def steps(lines: list[Line], part: str) -> Table:
+    columns = ("residual", "stream", "N", "erase", "ms", "over float32 additive", "95 %",
+               "over the same dtype", "95 %", "floor", "idle ms", "GiB", "factor",
+               "over the same dtype")  # fmt: skip
+    table = Table(STEPS[part], columns, labels=4)
+    for line in measured(lines, part):
+        stream, additive = line.get("stream_dtype", "float32"), line["residual"] == "additive"
+        plain = line.get("erase", "tied") == "tied" and line.get("default", True)
+        goal, most = (
+            RATIOS[stream].get(line["residual"]) if plain else None,
+            None if additive else -MEMORY,
         )
-    rates = [line["copy"]["gb_s"] for line in fused if "copy" in line]
-    if rates:
-        table.notes.append(f"Copy: {min(rates):.0f} to {max(rates):.0f} GB/s, read and written.")
+        table.add(
+            line["residual"],
+            stream,
+            str(line.get("anchor_every") or ""),
+            line.get("erase", ""),
+            number(line, "median", ".1f", 1e3) or "RED",
+            number(line, "ratio", ".3f") + mark(line.get("ratio"), goal),
+            interval(line, "interval"),
+            number(line, "same_ratio", ".3f"),
+            interval(line, "same_interval"),
+            "" if additive else number(line, "floor", ".3f"),
+            number(line, "idle_ms", ".1f"),
+            number(line, "peak_bytes", ".1f", 2**-30),
+            number(line, "memory_factor", ".3f") + mark(line.get("memory_factor"), most),
+            number(line, "same_memory_factor", ".3f"),
+        )
+    table.notes.append(
+        "Compiled, forward and backward. Over an additive step: median(additive) / median, of "
+        "rounds in turns. floor: this ratio if each boundary moved its bytes at a copy's rate. "
+        "idle: the device, between kernels. GiB: the most during a step, AdamW's moments included; "
+        "factor: over the float32 additive step's."
+    )
     return table
 
 
-ROW = ("op", "form", "m", "state")
+def operators(lines: list[Line]) -> Iterator[Table]:
+    """Shares of the copy's rate and of the data sheet's; plans beside the planner's own."""
+    own: dict[tuple[Any, ...], list[float]] = {}
+    columns = ("operator", "form", "d", "m", "state", "DDL_PLAN", "forward", "of peak", "backward",
+               "of peak", "× forward", "× backward")  # fmt: skip
+    for parts, plan in ((("operators", "ops"), "own plan"), (("plans",), "other plans")):
+        title = f"Operators, {plan}: shares of a copy's rate and of the data sheet's; × own time"
+        table = Table(title, columns, labels=2)
+        for line in measured(lines, *parts):
+            key = tuple(line[name] for name in ("op", "form", "d", "m", "state"))
+            cells = [*map(str, key), line.get("plan", "")]
+            if "forward" not in line:
+                table.add(*cells, "RED", *[""] * 5)
+                continue
+            taken = [1 / share(line, half) for half in OF_COPY]
+            times = zip(taken, own.setdefault(key, taken), strict=True)
+            peak = next((x for name, x in PEAK_GB_S.items() if name in line.get("device", "")), 0)
+            for half, goal in OF_COPY.items():
+                aim = goal if key[:2] == ("rewrite_read", "channel") else None
+                cells.append(f"{share(line, half):.2f}{mark(share(line, half), aim)}")
+                cells.append(f"{line[half]['gb_s'] / peak:.2f}" if peak else "")
+            table.add(*cells, *(f"{x / y:.2f}" for x, y in times))
+        yield table
 
 
-def speed_up(row: tuple[Any, ...], lines: list[Line], part: str) -> str:
-    """Time of the fastest plain form over the fused one's, measured in the same rounds."""
-    ratios = []
-    same = [x for x in measured(lines, part) if "forward" in x]
-    same = [x for x in same if tuple(x[name] for name in ROW) == row]
-    for d in {x["d"] for x in same}:
-        took = {x["candidate"]: whole(x) for x in same if x["d"] == d}
-        others = [took[form] for form in took if form != "fused"]
-        if "fused" in took and others:
-            ratios.append(min(others) / took["fused"])
-    return f"{statistics.median(ratios):.1f}" if ratios else ""
+def share(line: Line, half: str) -> float:
+    return line[half]["gb_s"] / line["copy"]["gb_s"]
 
 
-def whole(line: Line) -> float:
-    return line["forward"]["median"] + line["backward"]["median"]
+def chains(lines: list[Line]) -> Table:
+    columns = ("form", "state", "DDL_PLAN", "links", "µs", "of copy", "× none")
+    table = Table("Backward with a chain", columns, labels=3)
+    none: dict[tuple[str, ...], float] = {}
+    for line in measured(lines, "chains"):
+        key = (line["form"], line["state"], line.get("plan", ""))
+        if "backward" not in line:
+            table.add(*key, str(line["links"]), "RED", "", "")
+            continue
+        seconds, part = line["backward"]["median"], f"{share(line, 'backward'):.2f}"
+        times = f"{seconds / none.setdefault(key, seconds):.2f}"
+        table.add(*key, str(line["links"]), f"{1e6 * seconds:.0f}", part, times)
+    return table
+
+
+def roof(lines: list[Line]) -> Table:
+    table = Table("Walks without arithmetic", ("walk", "of copy"))
+    for line in measured(lines, "roof"):
+        table.add(line["what"], number(line, "of_copy", ".2f") or "RED")
+    return table
 
 
 def launches(lines: list[Line]) -> Table:
-    table = Table(
-        "Launch overhead: microseconds of the host per call on 8 tokens of 64 features, m = 4",
-        ("call", "", "µs", "goal"),
-        labels=2,
-    )
+    title = "Launches: microseconds of the host per call on 8 tokens of 64 features, m = 4"
+    table = Table(title, ("call", "", "µs"), labels=2)
     for line in measured(lines, "launch"):
-        goal = OVERHEAD_US if line["kind"] == "forward" else None
-        table.add(line["op"], line["kind"], *against(line["us"], goal, ".1f", least=False))
+        most = LAUNCH_US.get(line["kind"]) if line["op"] == "rewrite_read" else None
+        cell = number(line, "us", ".1f") + mark(line["us"], -most if most else None)
+        table.add(line["op"], line["kind"], cell)
     return table
 
 
-def against(
-    value: float | None, goal: float | None, form: str, *, least: bool = True
-) -> tuple[str, str]:
-    """A number, marked ✓ or ✗ if there is a goal for it, and the goal."""
-    if value is None:
-        return "", ""
-    if goal is None:
-        return format(value, form), ""
-    reached = value >= goal if least else value <= goal
-    sign = "≥" if least else "≤"
-    return f"{value:{form}} {'✓' if reached else '✗'}", f"{sign} {goal:g}"
+def number(line: Line, name: str, form: str, scale: float = 1.0) -> str:
+    return "" if line.get(name) is None else format(scale * line[name], form)
+
+
+def interval(line: Line, name: str) -> str:
+    return "{:.3f}–{:.3f}".format(*line[name]) if name in line else ""
+
+
+def mark(value: float | None, goal: float | None) -> str:
+    """Whether a goal is reached, and the goal. A negative one is the most that there may be."""
+    if value is None or goal is None:
+        return ""
+    reached = value >= goal if goal > 0 else value <= -goal
+    return f" {'✓' if reached else '✗'} {'≥' if goal > 0 else '≤'} {abs(goal):g}"

@@ -1,66 +1,64 @@
-"""A worker: does the jobs that come on standard input, and answers in lines of JSON.
-
-Answers: {"line": a record} for each, then {"done": true} or {"error": a sentence, "memory": whether
-there was too little of it}.
-"""
+"""A worker: answers a job with (record, None) for each record, then (None, an error or None)."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
-import json
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu.work import die_with_parent
-
 ROOT = Path(__file__).resolve().parents[2]
+PR_SET_PDEATHSIG = 1
 
 
-def serve(device: str, message: str | None = None) -> int:
-    """Do jobs until standard input ends, or one that is given."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print must not come between the answers
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent is killed; elsewhere it runs to its end."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def serve(pipe: Any, device: str) -> None:
+    """Do jobs until the pipe is closed."""
     die_with_parent()
+    with contextlib.suppress(EOFError):
+        while True:
+            job, arguments, plan = pipe.recv()
+            try:
+                for line in run(device, job, arguments, plan):
+                    pipe.send((line, None))
+            except Exception as error:
+                traceback.print_exc()
+                reason = (str(error).splitlines() or [""])[0]
+                pipe.send((None, f"{type(error).__name__}: {reason}"))
+            else:
+                pipe.send((None, None))
+
+
+def run(device: str, job: str, arguments: dict[str, Any], plan: str = "") -> Iterator[Any]:
+    """The lines of a job: a function of ops.py, roof.py or steps.py."""
     import torch
 
-    from gpu import jobs
+    from ddl.lab.bench.clock import Clock
+    from gpu import ops, roof, steps
 
-    clock = jobs.clock_of(device)
-    gc.freeze()  # imported modules are no garbage, and every gc.collect() would visit them again
+    cuda = device == "cuda"
+    clock = Clock(torch.device("cuda", 0), 2**31) if cuda else Clock(torch.device("cpu"), 2**20)
+    gc.freeze()  # otherwise every gc.collect() visits the imported modules again
     torch.backends.cudnn.allow_tf32 = False  # float32 convolutions in float32, not in TF32
-    for text in [message] if message else sys.stdin:
-        asked = json.loads(text)
-        if asked["plan"]:
-            os.environ["DDL_PLAN"] = asked["plan"]
-        with place(device, asked["plan"]):
-            answer(partial(jobs.JOBS[asked["job"]], clock, **asked["arguments"]), answers)
-    return 0
-
-
-def answer(job: Callable[[], Any], answers: Any) -> None:
-    """Write the lines of a job as they come, and how it ended."""
-    import torch
-
-    def write(**fields: Any) -> None:
-        answers.write(json.dumps(fields) + "\n")
-        answers.flush()
-
-    try:
-        for line in job():
-            write(line=line)
-    except Exception as error:
-        traceback.print_exc()
-        reason = (str(error).splitlines() or [""])[0]
-        memory = isinstance(error, torch.OutOfMemoryError)
-        write(error=f"{type(error).__name__}: {reason}", memory=memory)
-    else:
-        write(done=True)
+    if plan:
+        os.environ["DDL_PLAN"] = plan
+    function = next(getattr(x, job) for x in (ops, roof, steps) if hasattr(x, job))
+    with place(device, plan):
+        yield from function(clock, **arguments)
+    del clock  # and the buffers of its copies
+    torch.cuda.empty_cache()
 
 
 def place(device: str, plan: str) -> AbstractContextManager[Any]:
@@ -75,6 +73,5 @@ def place(device: str, plan: str) -> AbstractContextManager[Any]:
 
 def limits(plan: str) -> dict[str, Any]:
     """An H200's limits, from which its planner chooses, and overrides like DDL_PLAN's."""
-    words = (word.split("=") for word in plan.split())
-    chosen = {name: int(value) for name, value in words}
-    return {"shared_per_block": 227 << 10, "cluster": 8, "plan": chosen}
+    choices = {name: int(value) for name, value in (word.split("=") for word in plan.split())}
+    return {"shared_per_block": 227 << 10, "cluster": 8, "plan": choices}

@@ -1,4 +1,4 @@
-"""Write the tables of docs/performance.md, README and docs/variants.md from the newest records.
+"""Write the tables of performance.md, gpu.md, variants.md and README from the newest records.
 
 python -m docs.scripts.performance          # after a benchmark has appended its record
 python -m docs.scripts.performance --check  # says which page is not current, exit status 1
@@ -15,6 +15,7 @@ from typing import Any
 
 from ddl.files import write_text
 
+from . import gpu
 from .marked import fill
 
 ROOT = Path(__file__).parents[2]
@@ -181,14 +182,19 @@ def tables() -> dict[str, str]:
 
 def pages() -> Mapping[Path, str]:
     """The pages with tables, as they should be."""
-    made = tables()
-    performance, readme = ROOT / "docs" / "performance.md", ROOT / "README.md"
-    variants, streams = ROOT / "docs" / "variants.md", {"baselines": made.pop("baselines")}
-    for_readme = made["training"].replace("](../", "](")
+    made, on_gpu = tables(), gpu.tables()
+    streams = {"baselines": made.pop("baselines")}
+    for_readme = {"training": made["training"], **on_gpu}
+    for_readme = {name: text.replace("](../", "](") for name, text in for_readme.items()}
+    docs = ROOT / "docs"
+    marked = {
+        docs / "performance.md": made,
+        docs / "gpu.md": on_gpu,
+        docs / "variants.md": streams,
+        ROOT / "README.md": for_readme,
+    }
     return {
-        performance: fill(performance.read_text("utf-8"), made, name=performance.name),
-        variants: fill(variants.read_text("utf-8"), streams, name=variants.name),
-        readme: fill(readme.read_text("utf-8"), {"training": for_readme}, name=readme.name),
+        page: fill(page.read_text("utf-8"), texts, name=page.name) for page, texts in marked.items()
     }
 
 

@@ -439,7 +439,7 @@ def test_plain_stream_has_the_state_dict_of_the_fused_one(load: Any) -> None:
     assert state.keys() == peer.keys()
     assert all(state[name].data_ptr() == peer[name].data_ptr() for name in state)
     others = ({"value_from": "compressed"}, {"gate_from": "pooled"}, {"rewrites": 2})
-    for other in (*others, {"erase": "none"}, {"branch_scale": 0.5}):
+    for other in (*others, {"erase": "separate"}, {"branch_scale": 0.5}):
         with pytest.raises(ValueError, match=r"^`stream` must map k, write once, read value"):
             plain.peer(GPT(GPTConfig(residual="ddl-cc", **other, **sizes)))
 

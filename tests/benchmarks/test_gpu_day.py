@@ -1,4 +1,4 @@
-"""The calls on a GPU, in small on a CPU: their records, what fails, what a killed one leaves."""
+"""The calls on a GPU, in small on a CPU and an emulated GPU: records, failures, a killed call."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,15 @@ import torch
 
 from tests.benchmarks.test_benchmarks import BENCHMARKS, load
 from tests.support import ROOT
+from tests.support.emulated_device import needs_emulator
 
 __all__ = ["load"]  # a fixture
+EMULATED = pytest.param("emulated", marks=[needs_emulator, pytest.mark.exhaustive])
 DAY = [str(BENCHMARKS / "gpu" / "day.sh")]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-
-
-def run(number: int, out: Path, *options: str, status: int = 0) -> tuple[list[Any], str]:
-    """The records of a call, and its output."""
-    command = [*DAY, str(number), "--device", "cpu", "--out", str(out), *options]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
-    assert done.returncode == status, done.stdout + done.stderr
-    return records(out / f"gpu-{number}.jsonl"), done.stdout
+COUNTS = {
+    "machine": 1, "smoke": 1, "bits": 8, "compiled": 3, "steps": 2, "roof": 1, "operators": 6,
+    "plans": 1, "chains": 2, "bfloat16": 2, "counters": 1, "launch": 2 + 4 * 3,
+}  # fmt: skip
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -38,79 +36,102 @@ def of(lines: list[Any], part: str) -> list[Any]:
     return [line for line in lines if line["part"] == part]
 
 
-def test_the_checks(tmp_path: Path) -> None:
-    lines, said = run(1, tmp_path, "--pieces", "1")
-    (smoke,) = of(lines, "smoke")
-    assert smoke["gate"]["red"] is None
-    assert 0 <= smoke["gate"]["worst"] <= 1
-    (tests,) = of(lines, "tests")
-    assert tests["tests"]["passed"] >= 4
-    assert tests["status"] == 0
-    ended = "; nothing failed; not run: capture all: needs a GPU, large all: needs a GPU, sanitize"
-    assert ended in said.splitlines()[-1]
-    assert str(ROOT) not in json.dumps(lines)
-
-
-def test_the_operators(tmp_path: Path) -> None:
-    options = ["--only", "copy,ops,trace,launch,others", "--pieces", "3", "--commit", "abc"]
-    lines, said = run(2, tmp_path, *options)
+@pytest.mark.parametrize("device", ["cpu", EMULATED])
+def test_day_in_small(device: str, tmp_path: Path) -> None:
+    command = [*DAY, "day", "--device", device, "--out", str(tmp_path), "--commit", "abc"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = records(tmp_path / "gpu-day.jsonl")
+    groups = itertools.groupby(lines, lambda line: line["part"])
+    assert {part: len(list(group)) for part, group in groups} == COUNTS
     for line in lines:
-        assert line["torch"] == torch.__version__
-        assert line["commit"] == {"hash": "abc", "dirty": False}
-        assert line["device"]
-        assert "driver" in line
-        assert len(line["native"]) == 12
-    counts = {
-        part: len(list(group)) for part, group in itertools.groupby(lines, lambda x: x["part"])
-    }
-    assert counts == {
-        "machine": 1, "copy": 3, "ops": 3, "trace": 3, "launch": 2 + 4 * 3, "others": 3,
-    }  # fmt: skip
-    for line in of(lines, "ops"):
-        assert line["gate"]["red"] is None
-        for half in ("copy", "forward", "backward"):
-            part = line[half]
-            assert len(part["seconds"]) == 2
-            assert part["gb_s"] == pytest.approx(part["bytes"] / part["median"] / 1e9)
-    wide = of(lines, "ops")[0]
-    assert (wide["op"], wide["form"], wide["d"], wide["m"]) == ("rewrite_read", "channel", 32, 4)
-    row = 2 * 12 * 32 * 2  # bytes
-    assert wide["forward"]["bytes"] == row * 10
-    assert wide["backward"]["bytes"] == row * 15
-    for line in of(lines, "trace"):
-        assert line["kernels_us"]["ddl::rewrite_read"] > 0
-    assert all(line["us"] > 0 for line in of(lines, "launch"))
-    assert "| rewrite_read | token " in said
-    ours, *missing = of(lines, "others")
-    assert ours["one_row_us"]["no grad"] > 0
-    assert all("skipped" in line for line in missing)
-    assert "Liger is left out: " in said
-    ended = "; nothing failed; not run: others the authors' Triton code: give --authors FOLDER"
-    assert ended in said.splitlines()[-1]
+        assert (line["torch"], line["commit"]["hash"]) == (torch.__version__, "abc")
+        assert line.get("gate", {}).get("red") is None
+    assert str(ROOT) not in json.dumps(lines)
+    ended = "failed: nothing; not run: roof all: needs a GPU, counters all: needs a GPU"
+    assert done.stdout.splitlines()[-1].endswith(ended)
+
+    additive, ours = of(lines, "steps")
+    assert additive["ratio"] == additive["same_ratio"] == 1
+    assert ours["ratio"] == pytest.approx(additive["median"] / ours["median"])
+    assert ours["gate"]["worst"] < 1e-4
+    assert 0 < ours["gate"]["drift"] < 0.15
+    assert 0 < ours["floor"] < 1
+    assert (ours["anchor_every"], ours["default"], ours["erase"]) == (8, True, "tied")
+    assert len(ours["seconds"]) == 5 * 3
+    _, half = of(lines, "bfloat16")
+    assert (half["residual"], half["same_ratio"]) == ("additive", 1)
+    assert half["ratio"] != 1
+
+    wide = of(lines, "operators")[1]
+    assert (wide["form"], wide["d"], wide["m"], wide["state"]) == ("channel", 64, 4, "bfloat16")
+    row = 2 * 12 * 64 * 2  # bytes
+    assert [wide[half]["bytes"] for half in ("forward", "backward")] == [row * 10, row * 15]
+    assert len(wide["forward"]["seconds"]) == 2
+    assert of(lines, "plans")[0]["plan"] == "ORDER=0"
+    none, two = of(lines, "chains")
+    assert two["backward"]["bytes"] - none["backward"]["bytes"] == 2 * row
+    assert "| rewrite_read | channel | 64 |" in done.stdout
 
 
-@pytest.mark.exhaustive
-def test_the_models_and_plans(tmp_path: Path) -> None:
-    options = ["--only", "train,prefill,decode,plans", "--pieces", "2"]
-    lines, said = run(3, tmp_path, *options)
-    assert [line["residual"] for line in of(lines, "train")] == ["additive", "ddl-tc"] * 2
-    for part in ("prefill", "decode"):
-        assert [line["residual"] for line in of(lines, part)] == ["additive", "ddl-tc"]
-    own, other = of(lines, "plans")
-    assert "plan" not in own
-    assert other["plan"] == "FEATURES=4 THREADS=64 BLOCKS=8 SUMS=0"
-    assert f"| {other['plan']} | backward |" in said
-
-
-def test_a_killed_call_leaves_its_records(tmp_path: Path) -> None:
-    command = [*DAY, "2", "--device", "cpu", "--out", str(tmp_path), "--only", "launch,ops"]
-    path = tmp_path / "gpu-2.jsonl"
-    with subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True) as process:
+def test_killed_call_leaves_its_records(tmp_path: Path) -> None:
+    command = [*DAY, "day", "--device", "cpu", "--out", str(tmp_path), "--only", "operators,launch"]
+    path = tmp_path / "gpu-day.jsonl"
+    with subprocess.Popen(command, start_new_session=True) as process:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (path.exists() and len(records(path)) >= 3):
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
     left = records(path)
-    assert [line["part"] for line in left[:3]] == ["machine", "ops", "ops"]
-    assert len(left) < 13
-    assert all("forward" in line for line in of(left, "ops"))
+    assert [line["part"] for line in left[:3]] == ["machine", "operators", "operators"]
+    assert len(left) < 1 + 6 + 14
+
+
+def test_record_where_torch_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: no such file')\n")
+    command = [sys.executable, "-m", "gpu", "day", "--out", str(tmp_path), "--only", "launch"]
+    path = os.pathsep.join(map(str, (tmp_path, ROOT / "python", BENCHMARKS)))
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 1, done.stderr
+    reasons = [line["error"] for line in records(tmp_path / "gpu-day.jsonl")]
+    assert reasons == ["OSError: libcudart.so.13: no such file"] * 2
+    assert "; failed: machine start, launch launch; not run: " in done.stdout.splitlines()[-1]
+
+
+def test_unknown_part_is_refused(load: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load("gpu.__main__").main(["day", "--device", "cpu", "--only", "steps,trian"])
+    assert stopped.value.code == 2
+    expected = "--only must name parts among machine, smoke, bits, compiled, steps, anchors,"
+    assert expected in capsys.readouterr().err
+
+
+def test_words_of_the_second_call_select_tests(load: Any) -> None:
+    """The three compiled models, and each layout of the delta rule in two dtypes."""
+    chosen = [f"({words})" for _, words in load("gpu.day").TESTS]
+    files = ["tests/gpu/test_models.py", "tests/gpu/test_delta_rule.py"]
+    command = [sys.executable, "-m", "pytest", "--all", "--collect-only", "-q", *files]
+    command += ["-k", " or ".join(chosen)]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    names = [line for line in listed.splitlines() if "::test_" in line]
+    assert sum("test_models" in name for name in names) == 3
+    assert all("compiled" in name for name in names if "test_models" in name)
+    assert sum("feature-" in name and "float16" in name for name in names) == len(names) - 3 == 24
+
+
+@pytest.mark.parametrize(("mib", "status"), [(1, 0), (65, 1)])
+def test_luggage_of_prepare_is_limited(mib: int, status: int, tmp_path: Path) -> None:
+    """With a stand-in for Python, which builds a wheel of this size."""
+    script = tmp_path / "benchmarks" / "gpu" / "day.sh"
+    python = tmp_path / ".venv" / "bin" / "python"
+    for file in (script, python):
+        file.parent.mkdir(parents=True)
+    script.write_bytes(Path(DAY[0]).read_bytes())
+    build = f"mkdir -p wheels && head -c {mib << 20} /dev/zero > wheels/a.whl"
+    python.write_text(f"#!/bin/bash\nif [[ $2 == maturin ]]; then {build}; fi\n")
+    (tmp_path / "Makefile").write_text("setup:\n")
+    python.chmod(0o755)
+    done = subprocess.run(["bash", str(script), "prepare"], capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    assert ("at most 64 may travel" in done.stderr) == bool(status)

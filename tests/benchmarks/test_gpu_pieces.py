@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,41 +13,76 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.test_benchmarks import BENCHMARKS, load
-from tests.support import ROOT
-from tests.support.emulated_device import needs_emulator
 
 __all__ = ["load"]  # a fixture
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+class Piece:
+    """Gives some lines, then perhaps fails."""
+
+    limit = 60.0
+
+    def __init__(self, name: str, *lines: dict[str, Any], error: Exception | None = None) -> None:
+        self.name, self.results, self.error = name, lines, error
+
+    def lines(self, limit: float) -> Iterator[dict[str, Any]]:
+        yield from self.results
+        if self.error is not None:
+            raise self.error
 
 
-@needs_emulator
-@pytest.mark.exhaustive
-def test_a_plan_runs_on_the_emulated_gpu(load: Any) -> None:
-    """The plan holds for its process; the job after it has a fresh one."""
+def test_call_continues_after_a_failure(
+    load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, path = load("gpu.log"), tmp_path / "out" / "gpu.jsonl"
+    log = module.Log(path, minutes=1)
+    error = module.PieceError("AcceleratorError: an illegal access")
+    pieces = [Piece("a", {"what": "a 1"}, error=error), Piece("b", {"what": "b", "us": 1.0})]
+    log.run(module.Part("compiled", 60, pieces))
+    written = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert [line["what"] for line in written] == ["a 1", "a", "b"]
+    load("gpu.tables").show("day", log.lines)
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "FAILED compiled a: AcceleratorError: an illegal access",
+        "day; failed: compiled a; not run: nothing",
+    ]
+
+
+def test_pieces_without_time_are_named(load: Any, tmp_path: Path) -> None:
+    """A part ends with its own time or the call's, and a piece needs as long as the last one."""
+    module = load("gpu.log")
+    log = module.Log(tmp_path / "gpu.jsonl", minutes=1)
+    slow = Piece("a", {"what": "a"})
+    slow.lines = lambda limit: time.sleep(0.2) or iter([{"what": "a"}])  # type: ignore[method-assign]
+    log.run(module.Part("plans", 0.3, [slow, Piece("b"), Piece("c")]))
+    assert [line["what"] for line in log.lines] == ["a", "2 pieces"]
+    assert log.lines[-1]["pieces"] == ["b", "c"]
+    log.end = time.monotonic()
+    log.run(module.Part("launch", 60, [Piece("d")]))
+    assert (log.lines[-1]["skipped"], log.lines[-1]["pieces"]) == ("no time left", ["d"])
+
+
+def test_worker_that_hangs_or_dies(load: Any) -> None:
     work = load("gpu.work")
-    workers = work.Workers("emulated", ahead=True)
-    case = {"op": "rewrite_read", "form": "channel", "d": 64, "m": 4, "batch": 1, "time": 5}
-    job = work.Job("plan", "smoke", workers, {"case": case | {"state": "bfloat16"}}, limit=120)
-    try:
-        job.plan = "CLUSTER=3"
-        with pytest.raises(load("gpu.log").PieceError, match=r"ValueError: .* CLUSTER=3"):
-            list(job.lines(120))
-        job.plan = "CLUSTER=2 STAGES=1"
-        (line,) = job.lines(120)
-        assert (line["plan"], line["gate"]["red"]) == ("CLUSTER=2 STAGES=1", None)
-        assert workers.current is None
-    finally:
-        workers.close()
+    error = load("gpu.log").PieceError
+    case = {"op": "rewrite_read", "form": "token", "d": 16, "m": 4, "batch": 1, "time": 4}
+    hung = work.Job("a", "operators", "cpu", {"case": case | {"state": "float32"}, "rounds": 10**7})
+    with pytest.raises(error, match="killed, no result after 2 s"):
+        list(hung.lines(2))
+    with pytest.raises(error, match="KeyError: 'state'"):
+        list(work.Job("b", "operators", "cpu", {"case": {}, "rounds": 1}).lines(60))
+    worker = work.Worker("cpu")
+    worker.process.kill()
+    worker.send("machine", {})
+    with pytest.raises(error, match="the process died, status -9"):
+        list(worker.answers(60))
+    worker.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends children with their parent")
-def test_what_hangs_ends_with_its_call() -> None:
-    code = "from gpu.work import Process; p = Process(['sleep', '60'], None); print(p.child.pid)"
-    code += "; import sys, time; sys.stdout.flush(); time.sleep(60)"
+def test_hanging_workers_end_with_their_call() -> None:
+    code = "from gpu.work import Worker; import time; w = Worker('cpu'); "
+    code += "print(w.process.pid, flush=True); time.sleep(60)"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=BENCHMARKS, text=True) as parent:
         assert parent.stdout is not None
@@ -62,115 +96,29 @@ def test_what_hangs_ends_with_its_call() -> None:
 
 
 def running(process: Path) -> bool:
-    """A process that has ended stays as a zombie until somebody asks for its status."""
+    """A process that has ended stays as a zombie until its parent reads the status."""
     try:
         return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-# --- what goes wrong --------------------------------------------------------------------------
+def test_driver_is_not_called_before_the_workers_are_forked() -> None:
+    """After cuInit a process cannot fork one that uses the GPU."""
+    code = """if True:
+        import torch
+        def call(*_): print("called")
+        torch._C._cuda_getDeviceCount = torch._C._cuda_init = call
+        torch.cuda.is_available = torch.cuda.device_count = call
+        import gpu.ahead, sys
+        print("gpu.steps" in sys.modules)
+    """
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=BENCHMARKS, check=True)
+    assert done.stdout == "True\n"
 
 
-class Piece:
-    """Gives some lines, then perhaps fails."""
-
-    limit = 60.0
-
-    def __init__(self, name: str, *lines: dict[str, Any], error: Exception | None = None) -> None:
-        self.name, self.given, self.error = name, lines, error
-
-    def lines(self, limit: float) -> Iterator[dict[str, Any]]:
-        yield from self.given
-        if self.error is not None:
-            raise self.error
-
-
-def test_a_call_goes_on_after_a_failure(load: Any, tmp_path: Path) -> None:
-    log_module, path = load("gpu.log"), tmp_path / "out" / "gpu.jsonl"
-    log = log_module.Log(path)
-    error = log_module.PieceError
-    pieces = [
-        Piece("a", error=error("OutOfMemoryError: CUDA", skipped=True)),
-        Piece("b", {"what": "b 1"}, error=error("AcceleratorError: an illegal access")),
-        Piece("c", {"what": "c", "us": 1.0}),
-    ]
-    log_module.Budget(1, 60).run(log, log_module.Part("ops", 60, 1, pieces))
-    assert [line["what"] for line in records(path)] == ["a", "b 1", "b", "c"]
-    assert log_module.faults(log.lines) == ["ops b: AcceleratorError: an illegal access"]
-    assert log_module.omissions(log.lines) == ["ops a: OutOfMemoryError: CUDA"]
-    many = [{"part": "ops", "what": f"{i}", "error": "lost"} for i in range(30)]
-    last = load("gpu.report").last_line("call 2", [*log.lines, *many])
-    assert last.startswith("call 2; failed: ops b, ops 0, ops 1, ")
-    assert "ops 10 and 19 more; not run: ops a: OutOfMemoryError" in last
-    assert "\n" not in last
-
-
-def test_time_is_divided_among_the_parts(load: Any) -> None:
-    """A part has its own share and what the earlier ones left; the rest of it is named."""
-    module = load("gpu.log")
-    log, budget = module.Log(None), module.Budget(minutes=2, seconds=60)  # shares count twice
-    budget.run(log, module.Part("copy", 10, 21, [Piece("a"), Piece("b")]))
-    assert log.lines[-1]["pieces"] == ["a", "b"]
-    assert log.lines[-1]["skipped"] == "no time left in a call of 2 minutes"
-    budget.run(log, module.Part("ops", 10, 39, [Piece("c", {"what": "c"})]))
-    assert log.lines[-1]["what"] == "c"
-    budget.started -= 70  # as if "c" had taken this long
-    budget.run(log, module.Part("train", 40, 51, [Piece("d")]))
-    assert log.lines[-1]["pieces"] == ["d"]
-    budget.run(log, module.Part("plans", 0, 49, [Piece("e", {"what": "e"})]))
-    assert log.lines[-1]["what"] == "e"
-
-
-def test_a_worker_that_hangs_or_dies_is_replaced(load: Any, tmp_path: Path) -> None:
-    work = load("gpu.work")
-    error = load("gpu.log").PieceError
-    workers = work.Workers("cpu", ahead=False)
-    try:
-        hung = work.Job("a", "copies", workers, {"rounds": 10**9})
-        with pytest.raises(error, match="killed, no result after 3 s"):
-            list(hung.lines(3))
-        assert workers.current is None
-        asked = work.Job("b", "smoke", workers, {"case": {}})
-        with pytest.raises(error, match="KeyError: 'state'"):
-            list(asked.lines(60))
-        workers.worker(fresh=True).process.child.kill()
-        with pytest.raises(error, match="the process died: status -9"):
-            list(asked.lines(60))
-    finally:
-        workers.close()
-
-
-def test_where_torch_cannot_be_imported_the_record_says_so(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: no such file')\n")
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "gpu"),
-        "2",
-        "--out",
-        str(tmp_path),
-        "--pieces",
-        "1",
-    ]
-    path = os.pathsep.join([str(tmp_path), str(ROOT / "python")])
-    environment = ENVIRONMENT | {"PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-    assert done.returncode == 1, done.stderr
-    reason = "the process died: ImportError: libcudart.so.13: no such file"
-    assert records(tmp_path / "gpu-2.jsonl")[0]["error"] == reason
-    assert "; failed: machine start, copy copy," in done.stdout.splitlines()[-1]
-
-
-def test_what_cannot_be_run_is_refused(load: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        load("gpu.main").main(["2", "--device", "cpu", "--only", "ops,trian"])
-    assert stopped.value.code == 2
-    assert (
-        "--only must name parts, which are machine, copy, compile, ops," in capsys.readouterr().err
-    )
-
-
-def test_a_line_that_was_cut_off_costs_no_other(load: Any, tmp_path: Path) -> None:
+def test_cut_off_line_costs_no_other(load: Any, tmp_path: Path) -> None:
     jsonl, path = load("ddl.lab.bench.jsonl"), tmp_path / "a.jsonl"
     jsonl.append(path, {"a": 1})
     with path.open("a") as file:
@@ -183,9 +131,12 @@ def test_a_line_that_was_cut_off_costs_no_other(load: Any, tmp_path: Path) -> No
 # --- commands ---------------------------------------------------------------------------------
 
 
-def test_pytests_output_is_read(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytest_output(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures with their reasons, and counts, from pytest itself under pytest-xdist."""
-    monkeypatch.setattr(load("gpu.checks"), "MOST_WORKERS", 1)
+    monkeypatch.setattr(load("gpu.work"), "MOST_WORKERS", 1)
+    monkeypatch.chdir(tmp_path)
+    options = "def pytest_addoption(parser): parser.addoption('--all', action='store_true')\n"
+    (tmp_path / "conftest.py").write_text(options)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     test = tmp_path / "test_it.py"
     test.write_text(
@@ -194,87 +145,42 @@ def test_pytests_output_is_read(load: Any, tmp_path: Path, monkeypatch: pytest.M
         "def test_x(x): assert x == 'c', 'not c'\n"
         "def test_s(): pytest.skip('no')\n"
     )
-    command = load("gpu.checks").pytest("t", str(test), limit=60, parallel=True)
-    command.folder = tmp_path
-    failed, reason, end = command.lines(60)
-    assert failed == {"what": "test_it.py::test_x[a b]", "error": "failed"}
-    assert reason["what"] == failed["what"]
-    assert "not c" in reason["reason"]
+    failed, end = load("gpu.work").pytest(test, "test_").lines(60)
+    assert failed["what"] == "test_it.py::test_x[a b]"
+    assert "not c" in failed["error"]
+    assert (end["what"], end["status"]) == ("test_it: test_", 1)
     assert end["tests"] == {"failed": 1, "passed": 1, "skipped": 1}
-    assert (end["what"], end["status"]) == ("t", 1)
     assert "error" not in end
 
 
-def test_an_empty_choice_of_tests_is_a_failure(load: Any) -> None:
-    """In the words of pytest without workers."""
-    reader = load("gpu.checks").Pytest()
-    said = ["tests/a.py::test_x[a b] PASSED        [ 50%]", "tests/a.py::test_y ERROR    [100%]"]
-    assert [reader(text, None) for text in said] == [
-        None, {"what": "tests/a.py::test_y", "error": "failed"}
-    ]  # fmt: skip
-    empty = load("gpu.checks").Pytest()
-    empty("ERROR: file or directory not found: tests/b.py", None)
-    reason = "status 4: ERROR: file or directory not found: tests/b.py"
-    skipped = load("gpu.checks").Pytest()
-    skipped("tests/a.py::test_x SKIPPED (no GPU)    [100%]", None)
-    assert skipped(None, 0)["skipped"] == "no test ran, 1 were skipped"
-    assert empty(None, 4) == {"tests": {}, "status": 4, "error": reason}
+def test_pytest_output_without_results(load: Any) -> None:
+    read = load("gpu.work").read_pytest
+    (empty,) = read("ERROR: file or directory not found: tests/b.py\n", 4)
+    assert empty["error"] == "status 4: ERROR: file or directory not found: tests/b.py"
+    (skipped,) = read("[gw0] [100%] SKIPPED tests/a.py::test_x \n", 0)
+    assert skipped["skipped"] == "no test ran, 1 were skipped"
+    (killed,) = read("tests/a.py::test_y \n[gw0] [ 50%] PASSED tests/a.py::test_x[1] \n", None)
+    assert killed == {"tests": {"passed": 1}, "status": None}
 
 
-def test_a_hanging_test_is_named(load: Any) -> None:
-    reader = load("gpu.checks").Pytest()
-    output = [
-        "tests/a.py::test_x[1] ",
-        "tests/a.py::test_x[2] ",
-        "[gw0] [ 50%] PASSED tests/a.py::test_x[1] ",
-    ]
-    assert [reader(text, None) for text in output] == [None] * 3
-    assert reader(None, None) == {
-        "tests": {"passed": 1}, "status": None, "running": ["tests/a.py::test_x[2]"]
-    }  # fmt: skip
+def test_command_that_is_killed_or_missing(load: Any) -> None:
+    work = load("gpu.work")
+    lines = work.Command("a", ["sh", "-c", "echo b; sleep 60"], lambda *x: [{"out": x}]).lines(1)
+    assert next(lines)["out"] == ("b\n", None)
+    with pytest.raises(load("gpu.log").PieceError, match="killed, not done after 1 s"):
+        next(lines)
+    (line,) = work.Command("ncu", ["/no/ncu"], work.read_counters).lines(10)
+    assert line["skipped"] == "Nsight Compute gave no counters: status 127"
 
 
-def test_a_sanitizers_report_is_kept(load: Any) -> None:
-    reader = load("gpu.checks").Sanitizer()
-    for text in (
-        "========= COMPUTE-SANITIZER",
-        "tests/a.py::test_x PASSED  [100%]",
-        "========= Invalid __global__ read of size 4 bytes",
-        "========= ERROR SUMMARY: 1",
-    ):
-        reader(text, None)  # fmt: skip
-    end = reader(None, 1)
-    assert end["error"] == "Invalid __global__ read of size 4 bytes"
-    assert end["tests"] == {"passed": 1}
-
-
-def test_what_a_call_chooses_of_the_tests_exists(load: Any) -> None:
-    """Of a table most cases are left out, unless every case is asked for."""
-    checks, calls = load("gpu.checks"), load("gpu.calls")
-    commands = [piece.command for piece in calls.tests("cuda")]
-    assert all("--all" in command for command in commands)
-    clusters = commands[-1]
-    of_clusters = clusters[clusters.index("-k") + 1]
-    for chosen, least in ((of_clusters, 15), (checks.SANITIZED, 8)):
-        options = ["--all", "--collect-only", "-q", "-k", chosen, "tests/gpu/test_ops.py"]
-        options += ["tests/gpu/test_memory.py"]
-        listing = [*clusters[:3], *options]
-        listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True).stdout
-        assert listed.count("::test_") >= least
-
-
-def test_counters_are_read(load: Any) -> None:
-    reader = load("gpu.checks").Counters()
-    table = (
+def test_counters(load: Any) -> None:
+    read = load("gpu.work").read_counters
+    table = [
+        "==PROF== Connected",
         '"ID","gpu__time_duration.sum","smsp__cycles.sum"',
         '"","us","cycle"',
         '"0","93.5","7"',
-    )
-    for text in ("==PROF== Connected", *table):
-        reader(text, None)
-    assert reader(None, 0) == {"metrics": {"gpu__time_duration.sum": "93.5 us"}}
-    refused = load("gpu.checks").Counters()
-    refused("==ERROR== ERR_NVGPUCTRPERM", None)
-    assert refused(None, 1) == {
-        "skipped": "Nsight Compute gave no counters: ==ERROR== ERR_NVGPUCTRPERM"
-    }
+    ]
+    assert read("\n".join(table), 0) == [{"metrics": {"gpu__time_duration.sum": "93.5 us"}}]
+    (refused,) = read("==ERROR== ERR_NVGPUCTRPERM", 1)
+    assert refused["skipped"] == "Nsight Compute gave no counters: ==ERROR== ERR_NVGPUCTRPERM"

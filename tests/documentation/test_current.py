@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from ddl.models import GPT, GPTConfig, flops_per_token
 from ddl.models.config import RESIDUALS
-from docs.scripts import performance, pictures
+from docs.scripts import gpu, performance, pictures
 from docs.scripts.marked import fill
 from study import page
 
@@ -89,6 +90,34 @@ def test_the_page_of_variants_has_every_residual():
     written = re.sub(r"<!-- (.+?): begin.*?<!-- \1: end -->", "", page, flags=re.DOTALL)
     rows = re.findall(r"^\| `([a-z-]+)` \|", written, flags=re.MULTILINE)
     assert set(rows) >= set(RESIDUALS)
+
+
+def test_tables_of_the_newest_run_on_a_gpu(tmp_path):
+    common = {"device": "NVIDIA H200", "torch": "2.11.0+cu130", "date": "2026-12-01T06:00"}
+    common["commit"] = {"hash": "abcdef0123"}
+    step = common | {"part": "steps", "residual": "ddl-tc", "stream_dtype": "float32"}
+    step |= {"erase": "tied", "default": True, "anchor_every": 4, "ratio": 0.814, "floor": 0.85}
+    first = step | {"part": "anchors", "default": False, "anchor_every": 1, "ratio": 0.9}
+    half = step | {"part": "bfloat16", "stream_dtype": "bfloat16", "same_ratio": 0.7, "ratio": 0.88}
+    operator = common | {"part": "operators", "op": "rewrite_read", "form": "channel", "d": 768,
+                         "m": 4, "state": "float32", "copy": {"gb_s": 4000.0}}  # fmt: skip
+    operator |= {"forward": {"gb_s": 3600.0}, "backward": {"gb_s": 2400.0}}
+    machine = common | {"part": "machine"}
+    runs = [machine, step | {"ratio": 0.1}, machine, step, first, half, operator]
+    text = "".join(json.dumps(line) + "\n" for line in runs)
+    (tmp_path / "gpu-day.jsonl").write_text(text)
+    steps, operators = gpu.tables(tmp_path).values()
+    missing = gpu.UNKNOWN
+    for row in (
+        f"| float32 | 4 (default) | float32 | {missing} | {missing} | 0.81 (0.85) | {missing} |",
+        f"| float32 | 1 | float32 | {missing} | {missing} | 0.90 (0.85) | {missing} |",
+        f"| bfloat16 | 4 (default) | float32 | {missing} | {missing} | 0.88 (0.85) | {missing} |",
+        f"| bfloat16 | 4 (default) | bfloat16 | {missing} | {missing} | 0.70 | {missing} |",
+    ):
+        assert row in steps
+    assert "| channel, m = 4 | float32 | 90 | 75 | 60 | 50 |" in operators
+    assert steps.endswith("NVIDIA H200, torch 2.11.0, 2026-12-01, commit abcdef0: "
+                          "[gpu-day.jsonl](../benchmarks/results/gpu-day.jsonl).")  # fmt: skip
 
 
 def test_a_page_without_marks_is_refused():

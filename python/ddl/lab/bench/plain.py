@@ -46,6 +46,13 @@ def rewrite(
     return state + k[..., None] @ (gate * (value - p)).to(state.dtype)[..., None, :]
 
 
+def write(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k: float) -> Tensor:
+    """X' = X + β k̂ vᵀ, which erases nothing. Shapes as in `rewrite`."""
+    k = torch.rsqrt(direction.square().sum(-1, keepdim=True) + eps_k**2) * direction
+    written = k[..., None] * (gate * value)[..., None, :]
+    return state + (written.squeeze(-1) if state.ndim == direction.ndim else written)
+
+
 def rewrite_heads(
     state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k: float, heads: int
 ) -> Tensor:
@@ -109,7 +116,7 @@ class PlainStream(nn.Module):
     """A `DeltaStream` without the fused operators, on the very modules and parameters of `stream`.
 
     It covers the model variants: k-Map with value and gate read from the context, with any number
-    of heads. Any other stream is a ValueError.
+    of heads; with one head, erase="none", too. Any other stream is a ValueError.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -119,8 +126,11 @@ class PlainStream(nn.Module):
             sources = {residual.value_from, residual.gate_from}
             linear = residual.mapping == "k" and residual.value is not None
             tied = residual.erase == "tied" and residual.branch_scale == 1
-            if not (linear and tied and residual.rewrites == 1) or sources != {"context"}:
+            none = (residual.erase, residual.heads, residual.branch_scale) == ("none", 1, 1)
+            once = (tied or (none and residual.normalize)) and residual.rewrites == 1
+            if not (linear and once) or sources != {"context"}:
                 expected = "map k, write once, read value and gate from h and erase what it writes"
+                expected += ", or nothing with one head"
                 raise ValueError(f"`stream` must {expected}, got {residual}")
         self.sublayers, self.expand, self.reads = stream.sublayers, stream.expand, stream.reads
         self.residuals, self.readout = stream.residuals, stream.readout
@@ -145,11 +155,13 @@ class PlainStream(nn.Module):
             if residual.value_kind == "sigmoid":
                 value = residual.value_scale * torch.sigmoid(value)
             gate = 2 * torch.sigmoid(residual.gate(h))
-            write = (sublayer(h, *args), value, gate, residual.eps_k)
-            if residual.heads == 1:
-                state = rewrite(state, *write)
+            operands = (sublayer(h, *args), value, gate, residual.eps_k)
+            if residual.erase == "none":
+                state = write(state, *operands)
+            elif residual.heads == 1:
+                state = rewrite(state, *operands)
             else:
-                state = rewrite_heads(state, *write, residual.heads)
+                state = rewrite_heads(state, *operands, residual.heads)
         return _read(self.readout, state)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -69,8 +69,6 @@ class Problem:
     forward_bytes: int
     backward_bytes: int
     state: Tensor  # its size is the size of the copies to compare with
-    per_token: Collection[str] = PER_TOKEN  # inputs with a row for each token
-    scales: Mapping[str, str] = field(default_factory=SCALES.copy)  # of `compare`
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -160,35 +158,30 @@ def check(
     problem: Problem,
     op: Operator,
     tolerances: Mapping[torch.dtype, float] = TOLERANCES,
-    *,
-    exact: Operator | None = None,
 ) -> float:
     """Compare outputs and all gradients with the reference in float64.
 
-    exact: the reference, if it is not the operator's namesake in `ddl.reference`.
     Returns the largest error divided by its tolerance, or raises MismatchError. The reference takes
     a few sequences at a time, so that it has memory for the sizes that are timed.
     """
-    exact = exact or getattr(reference, case.op)
     outputs = problem.outputs(op)
     incoming = cotangents(outputs)
-    own = [gradient.clone() for gradient in incoming]  # an operator may add to them in place
-    found = torch.autograd.grad(outputs, problem.leaves, own)
+    found = torch.autograd.grad(outputs, problem.leaves, incoming)
     grads = dict(zip(problem.inputs, found, strict=True))
     sums: dict[str, Tensor] = {}
     worst = 0.0
     for part in _parts(case):
-        right, exact_grads = _reference(exact, problem, part, incoming)
+        right, exact_grads = _reference(case, problem, part, incoming)
         pairs = {f"output {i}": (outputs[i][part], tensor) for i, tensor in enumerate(right)}
         for name, gradient in exact_grads.items():
-            if name in problem.per_token:
+            if name in PER_TOKEN:
                 pairs[name] = (grads[name][part], gradient)
             else:
                 sums[name] = sums.get(name, torch.zeros_like(gradient)) + gradient
-        worst = max(worst, _share(case, pairs, tolerances, problem.scales))
+        worst = max(worst, _share(case, pairs, tolerances))
     if sums:
         pairs = {name: (grads[name], gradient) for name, gradient in sums.items()}
-        worst = max(worst, _share(case, pairs, tolerances, problem.scales))
+        worst = max(worst, _share(case, pairs, tolerances))
     return worst
 
 
@@ -200,16 +193,16 @@ def _parts(case: Case) -> Iterator[slice]:
 
 
 def _reference(
-    op: Operator, problem: Problem, part: slice, incoming: list[Tensor]
+    case: Case, problem: Problem, part: slice, incoming: list[Tensor]
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Outputs and gradients by name, in float64, of the sequences in `part`."""
     inputs = {
-        name: (tensor[part] if name in problem.per_token else tensor)
+        name: (tensor[part] if name in PER_TOKEN else tensor)
         for name, tensor in problem.inputs.items()
     }
     inputs = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
     numbers = {name: x for name, x in problem.numbers.items() if name != "context_dtype"}
-    outputs = tensors(op(**inputs, **numbers))
+    outputs = tensors(getattr(reference, case.op)(**inputs, **numbers))
     given = [gradient[part].double() for gradient in incoming]
     grads = torch.autograd.grad(outputs, list(inputs.values()), given)
     return [output.detach() for output in outputs], dict(zip(inputs, grads, strict=True))
@@ -219,12 +212,11 @@ def _share(
     case: Case,
     pairs: Mapping[str, tuple[Tensor, Tensor]],
     tolerances: Mapping[torch.dtype, float],
-    scales: Mapping[str, str],
 ) -> float:
     """The largest error divided by its tolerance."""
     alike: dict[float, dict[str, tuple[Tensor, Tensor]]] = {}
     for name, pair in pairs.items():
         coarsest = max(pair[0].dtype, case.state, key=lambda dtype: torch.finfo(dtype).eps)
         alike.setdefault(tolerances[coarsest], {})[name] = pair
-    scales = {bias: weight for bias, weight in scales.items() if weight in pairs}
+    scales = {bias: weight for bias, weight in SCALES.items() if weight in pairs}
     return max(compare(group, allowed, scales) / allowed for allowed, group in alike.items())

@@ -1,0 +1,130 @@
+"""The tables of docs/gpu.md and README that were measured on a GPU, from the records of one run.
+
+performance.py writes them. Until there is a gpu-day.jsonl they are of the third day on a GPU, and
+say of the rest that it was not measured.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+VARIANTS = (("ddl", "tied"), ("ddl-cc", "tied"), ("ddl-tc", "tied"), ("ddl-tc", "none"))
+STREAMS = ("float32", "bfloat16")
+READS = (("channel", 4), ("token", 4), ("identity", 1))
+PEAK_GB_S = {"H100": 3350, "H200": 4800}  # of the data sheet
+UNKNOWN = "not measured"
+OLD_DEFAULT = 8  # N of steps whose records do not have it
+
+Line = dict[str, Any]
+
+
+def records(results: Path = RESULTS) -> tuple[list[Line], str]:
+    """The newest run, and the files that it is in."""
+    names = ["gpu-day"] if (results / "gpu-day.jsonl").exists() else ["gpu-2", "gpu-3"]
+    lines: list[Line] = []
+    for name in names:
+        found = (results / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        own = [json.loads(line) for line in found]
+        last = max(index for index, line in enumerate(own) if line["part"] == "machine")
+        lines += own[last:] if names == ["gpu-day"] else own
+    return lines, " and ".join(
+        f"[{name}.jsonl](../benchmarks/results/{name}.jsonl)" for name in names
+    )
+
+
+def steps(lines: list[Line]) -> str:
+    """Speeds of compiled steps over additive ones, the bound in brackets; then peak memory."""
+    names = [f"`{name}`" if erase == "tied" else f'`{name}`, `erase="none"`'
+             for name, erase in VARIANTS]  # fmt: skip
+    rows = [row("stream", "N", "over additions in", *names), "|---" * (3 + len(names)) + "|"]
+    for stream in STREAMS:
+        for n in (None, 1):
+            cells = [of_step(lines, stream, n, *variant) for variant in VARIANTS]
+            label = str(n) if n else default_of([line for line in cells[1:] if line])
+            ratios = [ratio(line, "ratio", line.get("floor")) for line in cells]
+            rows.append(row(stream, label, "float32", *ratios))
+            if stream == "bfloat16":
+                ratios = [ratio(line, "same_ratio") for line in cells]
+                rows.append(row(stream, label, stream, *ratios))
+        memory = [of_step(lines, stream, None, *variant) for variant in VARIANTS]
+        factors = [ratio(line, "memory_factor") for line in memory]
+        label = default_of([line for line in memory[1:] if line])
+        rows.append(row(f"memory, {stream} stream", label, "float32", *factors))
+    return "\n".join(rows)
+
+
+def default_of(lines: list[Line]) -> str:
+    """The default N of steps of more than one value channel."""
+    if not lines:
+        return "default"
+    known = lines[0].get("anchor_every")
+    return f"{known} (default)" if known else f"{OLD_DEFAULT} (default then)"
+
+
+def of_step(lines: list[Line], stream: str, n: int | None, residual: str, erase: str) -> Line:
+    """The record of a compiled step; {} if there is none. `ddl` stores every state anyway."""
+    for line in lines:
+        if line["part"] in ("steps", "anchors", "bfloat16", "train-compiled") and "ratio" in line:
+            has = (line["residual"], line.get("erase", "tied"), line.get("stream_dtype", "float32"))
+            default = line.get("default", True)
+            fits = default if n is None or residual == "ddl" else line.get("anchor_every") == n
+            if has == (residual, erase, stream) and fits:
+                return line
+    return {}
+
+
+def ratio(line: Line, name: str, bound: float | None = None) -> str:
+    if name not in line:
+        return UNKNOWN
+    return f"{line[name]:.2f}" + (f" ({bound:.2f})" if bound is not None else "")
+
+
+def operators(lines: list[Line]) -> str:
+    """Percent of a copy's rate and of the data sheet's, at d = 768."""
+    head = ("read", "state", "forward, % of a copy", "of the data sheet", "backward, % of a copy",
+            "of the data sheet")  # fmt: skip
+    rows = [row(*head), "|---" * len(head) + "|"]
+    for form, m in READS:
+        for state in STREAMS:
+            key = ("rewrite_read", form, 768, m, state)
+            line = next(
+                (
+                    line
+                    for line in lines
+                    if line["part"] in ("operators", "ops")
+                    and tuple(line.get(x) for x in ("op", "form", "d", "m", "state")) == key
+                    and "forward" in line
+                ),
+                None,
+            )
+            cells = [UNKNOWN] * 4
+            if line is not None:
+                peak = next(rate for name, rate in PEAK_GB_S.items() if name in line["device"])
+                rates = [line[half]["gb_s"] for half in ("forward", "backward")]
+                cells = [f"{100 * x / y:.0f}" for x in rates for y in (line["copy"]["gb_s"], peak)]
+            rows.append(row(f"{form}, m = {m}", state, *cells))
+    return "\n".join(rows)
+
+
+def source(lines: list[Line], files: str) -> str:
+    """The machine, the day and the commit."""
+    line = next(line for line in lines if line["part"] in ("steps", "train-compiled"))
+    torch, commit = line["torch"].partition("+")[0], line["commit"]["hash"][:7]
+    return f"On one {line['device']}, torch {torch}, {line['date'][:10]}, commit {commit}: {files}."
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def tables(results: Path = RESULTS) -> dict[str, str]:
+    """The marked tables by name."""
+    lines, files = records(results)
+    end = source(lines, files)
+    return {
+        "gpu-steps": f"{steps(lines)}\n\n{end}",
+        "gpu-operators": f"{operators(lines)}\n\n{end}",
+    }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ddl.errors import InputError
 from ddl.fields import check_counts, check_literals, plain_numbers, require
 from ddl.options import check_choice, check_finite, check_least, check_positive
 
@@ -26,6 +27,11 @@ __all__ = [
 ]
 
 Decay = Literal["sublayers", "matrices"]
+
+NEEDS_SUBLAYERS = (
+    "have its sublayers in a DeltaStream, in blocks with a DeltaResidual each, or in the blocks of"
+    " an nn.ModuleList"
+)
 
 
 @dataclass(frozen=True)
@@ -150,27 +156,31 @@ def matrices_and_others(
         hidden, rest = matrices_and_others(model)
         optimizers = Muon(hidden, lr=0.02), AdamW(rest, lr=3e-4)
 
-    Muon's are the matrices of the sublayers: what has two dimensions, and is neither an embedding
-    nor a head (a module called `lm_head`, or what `get_output_embeddings` returns) nor a stream's
-    own: a gate, a value or a compression is no map that an orthogonal step would make sense for.
+    Muon's are the matrices (2-D parameters) of the sublayers, but for embeddings and for a stream's
+    own: a gate, a value or a compression is not a map that an orthogonal step would make sense for.
+    Sublayers are those of a DeltaStream or a model of `ddl.models`, and all modules in a block that
+    holds a DeltaResidual. A block is an entry of a ModuleList, Sequential or ModuleDict. If a model
+    has none of these, as a plain baseline, its blocks are the entries of every ModuleList that have
+    modules inside. AdamW gets everything else: heads, positions, embeddings, norms, biases.
 
     weight_decay, decay: as in `parameter_groups`, which divides AdamW's in two. matrices, others:
     keys that these groups get as well, such as lr or, for an optimizer that tells its groups apart
     by it, `kind`. Groups without a parameter are left out.
+
+    Raises ValueError if the model has matrices but no sublayers by this rule.
     """
     from torch import nn
 
     groups = parameter_groups(model, weight_decay, decay)
-    not_hidden = never_decayed(model) + list(_own_of_streams(model))
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == "lm_head":
-            not_hidden += module.parameters()
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    not_hidden += () if head is None else head.parameters()
+    not_hidden = never_decayed(model)
+    for module in model.modules():
+        not_hidden += module.parameters() if isinstance(module, nn.Embedding) else ()
     known = {id(parameter) for parameter in not_hidden}
-    hidden: list[nn.Parameter] = []
-    for group in groups:
-        hidden += [p for p in group["params"] if p.ndim == 2 and id(p) not in known]
+    left = [p for group in groups for p in group["params"] if p.ndim == 2 and id(p) not in known]
+    inner = _matrices_of_sublayers(model) - known
+    if left and not inner:
+        raise InputError("model", NEEDS_SUBLAYERS, f"a {type(model).__name__} with none of these")
+    hidden = [parameter for parameter in left if id(parameter) in inner]
     known = {id(parameter) for parameter in hidden}
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in known]
@@ -179,13 +189,36 @@ def matrices_and_others(
     return [first] if hidden else [], rest
 
 
-def _own_of_streams(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of residual streams, whose `sublayers` are modules of their own."""
-    for stream in model.modules():
-        sublayers = stream._modules.get("sublayers")
-        if sublayers is not None:
-            theirs = {id(parameter) for parameter in sublayers.parameters()}
-            yield from (p for p in stream.parameters() if id(p) not in theirs)
+def _matrices_of_sublayers(model: nn.Module) -> set[int]:
+    """The ids of the 2-D parameters in sublayers and blocks, by `matrices_and_others`'s rule."""
+    from torch import nn
+
+    def matrices(modules: Iterable[nn.Module]) -> set[int]:
+        return {id(p) for module in modules for p in module.parameters() if p.ndim == 2}
+
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    entries = (entry for each in lists for entry in each if any(entry.children()))
+    return matrices(_sublayers(model, None)) or matrices(entries)
+
+
+def _sublayers(module: nn.Module, block: nn.Module | None) -> Iterator[nn.Module]:
+    """The sublayers of streams in `module`, and the blocks with rewrites; `block` is around it."""
+    from torch import nn
+
+    from ddl.nn.additions import AddingStream
+    from ddl.nn.residual import DeltaResidual
+    from ddl.nn.stream import DeltaStream
+
+    if isinstance(module, DeltaStream | AddingStream):
+        yield module.sublayers
+    elif isinstance(module, DeltaResidual):
+        yield from () if block is None else (block,)
+    else:
+        listed = isinstance(module, nn.ModuleList | nn.Sequential)
+        listed |= block is None and isinstance(module, nn.ModuleDict)  # else it is part of a block
+        for child in module.children():
+            is_block = listed and not isinstance(child, DeltaResidual)
+            yield from _sublayers(child, child if is_block else block)
 
 
 def never_decayed(model: nn.Module) -> list[nn.Parameter]:

@@ -96,22 +96,6 @@ def test_muon_gets_the_matrices_of_the_sublayers(make: Any, decay: Any) -> None:
     torch.optim.AdamW([{"params": group["params"]} for group in rest])
 
 
-def test_a_head_is_no_hidden_matrix() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.hidden, self.unembed = nn.Linear(4, 4), nn.Linear(4, 9)
-
-        def get_output_embeddings(self) -> nn.Module:
-            return self.unembed
-
-    model = Model()
-    ((group,), rest) = matrices_and_others(model)
-    assert group["params"] == [model.hidden.weight]
-    assert [p.shape for group in rest for p in group["params"]] == [(9, 4), (4,), (9,)]
-    assert matrices_and_others(nn.LayerNorm(3))[0] == []
-
-
 @pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc", "ddl-tc"])
 def test_decay_groups_by_default(residual: str) -> None:
     model = GPT(small(residual=residual))

@@ -181,7 +181,7 @@ def test_lm_evals_own_command(run: Path, hf_directory: Path, tmp_path: Path) -> 
     names = ["local_arc", "local_winogrande", "local_rolling", "local_generate"]
     command = [
         *(sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args"),
-        f"pretrained={hf_directory},trust_remote_code=True",
+        f"pretrained={hf_directory},trust_remote_code=True,softmax_dtype=float32,logits_cache=False",
         *("--tasks", ",".join(names), "--num_fewshot", "1", "--include_path", str(TASKS)),
         *("--device", "cpu", "--batch_size", "4", "--output_path", str(tmp_path / "out.json")),
     ]

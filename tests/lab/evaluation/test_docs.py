@@ -86,6 +86,9 @@ def shell(block: str) -> None:
             assert Path(parsed.model_args["pretrained"]).is_dir()
             assert parsed.tasks == ["capitals"]
             assert parsed.model == ("ddl" if first == "# later" else "hf")
+            if parsed.model == "hf":
+                assert parsed.model_args["softmax_dtype"] == "float32"
+                assert parsed.model_args["logits_cache"] is False
 
 
 def test_fetching_is_what_the_refusal_says() -> None:

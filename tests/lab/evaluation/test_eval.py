@@ -22,7 +22,7 @@ from ddl.hf import from_gpt, to_fast
 from ddl.lab.evaluation import tables
 from ddl.lab.evaluation.harness import Harness
 from ddl.models import GPT
-from ddl.models.tokenizers import CharTokenizer
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer
 from tests.support.eval_cases import datasets_in, harness, make, results
 from tests.support.eval_reference import (
     FORMATS,
@@ -224,6 +224,35 @@ def test_batch_size_changes_nothing(
         for metric, value in metrics.items():
             if isinstance(value, float):
                 assert math.isclose(run["results"][name][metric], value, rel_tol=100 * CLOSE)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_repeated_text(batch_size: int) -> None:
+    """The last window of a text has the tokens of an earlier one, of which it scores a part."""
+    model, text = make("ddl-cc"), "ab" * 150
+    subject = harness(model, batch_size)
+    request = Instance("loglikelihood_rolling", {}, (text,), 0)
+    (got,) = subject.loglikelihood_rolling([request])
+    assert_same_score(got, rolling(model, text, subject.prefix_token_id), text)
+
+
+def test_scores_of_a_bfloat16_model_do_not_tie() -> None:
+    """Its logits are bfloat16, their softmax is float32."""
+    form, model = FORMATS["sciq"], from_gpt(make("ddl-cc")).bfloat16()
+    pairs = [
+        pair
+        for doc in docs(form.test)
+        for pair in zip(form.contexts(doc), form.endings(doc), strict=True)
+    ]
+    subject = Harness(model, to_fast(ByteTokenizer(), model.config), 1)
+    found = subject.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+    assert len({score for score, _ in found}) == len(pairs)
+    for (got, _), (context, ending) in zip(found, pairs, strict=True):
+        window = encode(context + ending)[-97:]
+        with torch.no_grad():
+            table = model(torch.tensor([window[:-1]])).logits[0].float().log_softmax(dim=-1)
+        scored = table.gather(1, torch.tensor(window[1:])[:, None])[-len(encode(ending)) :]
+        assert_same_score(got, scored.double().sum().item(), ending)
 
 
 @pytest.mark.parametrize("more", [0, 1])

@@ -85,6 +85,50 @@ def test_nanogpt_directory_with_and_without_meta(tmp_path: Path) -> None:
     assert tokenizer.decode([0, 99]) == "a\ufffd"
 
 
+def write_llm_c(
+    path: Path, tokens: np.ndarray, *, says: int, magic: int = 20240520, version: int = 1
+) -> None:
+    """A shard as llm.c and modded-nanogpt write it: 256 int32, then the tokens."""
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, version, says
+    path.write_bytes(header.tobytes() + tokens.tobytes())
+
+
+def test_shards_of_llm_c_are_read_without_their_header(tmp_path: Path) -> None:
+    write_directory(tmp_path)
+    checksum = data.load(tmp_path).checksum()
+    for name, count in (("train.bin", 900), ("val.bin", 100)):
+        write_llm_c(tmp_path / name, np.arange(count, dtype="<u2"), says=count)
+    corpus = data.load(tmp_path)
+    assert corpus.train.tolist() == list(range(900))
+    assert corpus.validation.tolist() == list(range(100))
+    assert corpus.largest_token == 899
+    assert corpus.checksum() == checksum
+
+
+def test_other_files_with_a_header_are_refused(tmp_path: Path) -> None:
+    tokens, path = np.arange(900, dtype="<u2"), tmp_path / "train.bin"
+    expected = "`data` must be a directory with train.bin and val.bin of GPT-2's tokens, got"
+
+    def refused(problem: str) -> None:
+        with pytest.raises(InputError, match=re.escape(f"{expected} {path}, which {problem}")):
+            data.load(tmp_path)
+
+    write_directory(tmp_path)
+    behind = "tokens behind a header of llm.c, version"
+    write_llm_c(path, tokens[:800], says=900)
+    refused(f"has 800 {behind} 1, for 900")
+    write_llm_c(path, tokens, says=900, version=2)
+    refused(f"has 900 {behind} 2, for 900")
+    path.write_bytes(path.read_bytes()[:6])
+    refused(f"has 0 {behind} 2, for 0")
+    write_llm_c(path, tokens.astype("<u4"), says=900, magic=20240801, version=7)
+    refused("has llm.c's tokens of Llama 3")
+    with path.open("wb") as file:
+        np.save(file, tokens)
+    refused("is an array of numpy.save")
+
+
 def test_meta_is_read_without_executing_it(tmp_path: Path) -> None:
     marker = tmp_path / "executed"
 

@@ -37,6 +37,12 @@ VALIDATION_SHARE = 10  # the last tenth of a text is kept for validation
 CHUNK = 2**20
 HASHED_WHOLE = 64 * 2**20  # bytes; of a longer part, evenly spaced blocks are hashed
 SAMPLES, SAMPLE = 1024, 64 * 2**10  # number and bytes of the blocks that are hashed then
+# Token files with a header: of llm.c and modded-nanogpt, of llm.c for Llama 3, and NumPy's.
+LLM_C, HEADER = (20240520).to_bytes(4, "little"), 512  # in tokens
+OTHERS = {
+    (20240801).to_bytes(4, "little"): "has llm.c's tokens of Llama 3",
+    b"\x93NUMPY": "is an array of numpy.save",
+}
 
 
 @dataclass(frozen=True)
@@ -108,8 +114,9 @@ def load(source: str | Path | None, *, held_out: bool = True) -> Corpus:
     source: "topics" (Python's documentation), a text file, a directory of `ddl prepare`, or one
     with train.bin and val.bin. A text is read as bytes (vocabulary 256); its last tenth is the
     validation part. The two files have uint16 tokens of GPT-2, or of the table in meta.pkl beside
-    them. held_out: False for all of a text as the training part, and no need of val.bin. Raises
-    InputError if the source is missing, incomplete, unreadable, empty or not UTF-8.
+    them, and may begin with the header of llm.c. held_out: False for all of a text as the training
+    part, and no need of val.bin. Raises InputError if the source is missing, incomplete,
+    unreadable, empty or not UTF-8.
     """
     if source is None:
         raise InputError(
@@ -279,14 +286,33 @@ def _load_shards(path: Path) -> Corpus:
 
 def _load_directory(path: Path, held_out: bool) -> Corpus:
     expected = "a directory with train.bin and val.bin"
-    train = _map(path / "train.bin", expected, np.uint16)
+    train = _without_header(path / "train.bin", expected)
     validation = train[:0]
     if held_out:
-        validation = _map(path / "val.bin", expected, np.uint16)
+        validation = _without_header(path / "val.bin", expected)
     meta = path / "meta.pkl"
     tokenizer: Tokenizer = read_meta(meta) if meta.exists() else GPT2Tokenizer()
     largest = max(_largest(train), _largest(validation))
     return Corpus(f"`{path}`", train, validation, tokenizer, largest)
+
+
+def _without_header(path: Path, expected: str) -> Array:
+    """Map a file's tokens; a header of llm.c has as int32 magic, version and number of tokens."""
+    tokens = _map(path, expected, np.uint16)
+    head = tokens[:6].tobytes()
+    if head.startswith(LLM_C):
+        version, said = np.frombuffer(head.ljust(12, b"\0"), "<i4")[1:].tolist()
+        tokens = tokens[HEADER:]
+        if (version, said) == (1, len(tokens)):
+            return tokens
+        problem = (
+            f"has {len(tokens)} tokens behind a header of llm.c, version {version}, for {said}"
+        )
+    else:
+        problem = next((what for magic, what in OTHERS.items() if head.startswith(magic)), "")
+        if not problem:
+            return tokens
+    raise InputError("data", f"be {expected} of GPT-2's tokens", f"{path}, which {problem}")
 
 
 def _largest(tokens: Array) -> int:

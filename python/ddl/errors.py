@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -110,8 +111,21 @@ def reason_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, to quote in one of our messages."""
-    return (str(error).strip() or repr(error)).splitlines()[0]
+    """The first line of another library's error, to quote in one of our messages.
+
+    Of a pickle that torch refuses, the reason: torch's first line says how to run what is in it.
+    """
+    text = str(error).strip() or repr(error)
+    if isinstance(error, KeyError) and text.isdecimal():  # an opcode that torch does not know
+        return "it is not a pickle"
+    if "weights_only" in text or text.startswith("Weights only load failed"):
+        refused = re.search(r"GLOBAL (\S+)", text)
+        return (
+            f"it refers to {refused[1]}"
+            if refused
+            else "it holds more than tensors, or is of another format"
+        )
+    return text.splitlines()[0]
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

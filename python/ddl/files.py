@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import stat
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,15 @@ def open_file(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise
     return open(descriptor, "rb")
+
+
+@contextmanager
+def without_advice_on_pickles() -> Iterator[None]:
+    """Silence what torch says of a pickle that it is about to refuse: our message replaces it."""
+    with warnings.catch_warnings():
+        for said in ("Detected pickle protocol", "'torch.load' received a zip file"):
+            warnings.filterwarnings("ignore", message=said)
+        yield
 
 
 def read_bytes(path: Path) -> bytes:

@@ -102,3 +102,4 @@ def test_an_error_can_be_pickled() -> None:
 def test_an_error_is_quoted_by_its_first_line() -> None:
     assert first_line(ValueError("a\nb")) == "a"
     assert first_line(EOFError()) == "EOFError()"
+    assert first_line(KeyError("name")) == "'name'"

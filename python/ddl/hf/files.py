@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from ddl.errors import InputError, first_line
-from ddl.files import atomic_directory, require_files, target, written
+from ddl.files import atomic_directory, require_files, target, without_advice_on_pickles, written
 from ddl.hf import remote
 from ddl.models import GPT, NanoGPT
 from ddl.models.finite import require_finite
@@ -85,7 +85,7 @@ def load(
     require_kind(path, PathKind.DDL, argument="path")
     try:
         require_files(path)
-        with _quiet():
+        with _quiet(), without_advice_on_pickles():
             auto: Any = AutoModelForCausalLM
             loaded: Any = auto.from_pretrained(
                 path,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddl.errors import InputError, first_line
-from ddl.files import require_files
+from ddl.files import require_files, without_advice_on_pickles
 from ddl.lab.device import pick_device
 from ddl.lab.train.runs import LAST, load_run
 from ddl.models import GPT, NanoGPT
@@ -126,7 +126,10 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
         require_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, **LOCAL)
         tokenizer("")  # which fails if its config has values of other types
-        model, found = auto.from_pretrained(path, dtype="auto", output_loading_info=True, **LOCAL)
+        with without_advice_on_pickles():
+            model, found = auto.from_pretrained(
+                path, dtype="auto", output_loading_info=True, **LOCAL
+            )
     except ModuleNotFoundError:
         raise
     except Exception as error:  # a damaged file can raise nearly anything

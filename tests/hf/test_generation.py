@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ddl.hf import DDLCache, DDLForCausalLM, from_gpt
 from ddl.hf.cache import CACHE
+from ddl.hf.nanogpt import from_nanogpt
+from ddl.models.nanogpt import NanoGPT, NanoGPTConfig
 from tests.support.hf_cases import DEPTH, VARIANTS, model, padded, tokens
 from tests.support.tolerances import assert_close
 
@@ -208,6 +210,14 @@ STATEFUL = "assisted generation is not supported with stateful models, such as D
 def test_what_generation_refuses(choice: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         wrapped().generate(PROMPT[:1], max_new_tokens=3, **choice)
+
+
+@pytest.mark.parametrize("kind", ["GPT", "nanoGPT"])
+def test_continuous_batching_is_refused(kind: str) -> None:
+    nano = NanoGPT(NanoGPTConfig(2, 2, 16, 8, 20, delta={"value_channels": 2}))
+    subject: Any = wrapped() if kind == "GPT" else from_nanogpt(nano)
+    with pytest.raises(ValueError, match=r"^`generate_batch` \(.* and this model does not take "):
+        subject.generate_batch([[1, 2, 3]])
 
 
 def test_with_gradients_there_is_no_cache() -> None:

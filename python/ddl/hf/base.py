@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from ddl.hf import remote
 from ddl.models.gpt import EMBEDDING_STD
 from ddl.models.tokens import check_vocabulary
 
+from .cache import refuse_continuous_batching
 from .causal import CausalName
 
 __all__ = ["OurModel", "check_given", "check_labels", "check_unset"]
@@ -25,6 +26,10 @@ class OurModel(CausalName, PreTrainedModel, GenerationMixin):
     """
 
     made_of: ClassVar[type[nn.Module]]
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise ValueError, from `generate_batch`."""
+        refuse_continuous_batching("this model does not take them")
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head

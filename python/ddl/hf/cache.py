@@ -18,12 +18,25 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ddl.models.cache import Cache
 from ddl.models.config import GPTConfig
 
-__all__ = ["CACHE", "CACHE_NAMES", "DDLCache", "cache_in", "our_cache"]
+__all__ = [
+    "CACHE",
+    "CACHE_NAMES",
+    "DDLCache",
+    "cache_in",
+    "our_cache",
+    "refuse_continuous_batching",
+]
 
 OLD_NAME = "past_key_values"
 RENAMED = "cache" in (field.name for field in fields(CausalLMOutputWithPast))
 CACHE = "cache" if RENAMED else OLD_NAME
 CACHE_NAMES = (CACHE, OLD_NAME)
+
+
+def refuse_continuous_batching(needs: str) -> NoReturn:
+    """Raise ValueError; transformers would log an error for each request, and return no tokens."""
+    pages = "`generate_batch` (continuous batching) has pages for keys and values alone"
+    raise ValueError(f"{pages}, and {needs}: call `generate`")
 
 
 class DDLCache(transformers.Cache):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from ddl import hf
 from ddl.hf.cache import CACHE
@@ -198,3 +198,22 @@ def test_what_a_history_needs_is_asked_for():
     for act in (lambda: layer.update(idx, idx), lambda: layer.get_mask_sizes(1)):
         with pytest.raises(TypeError, match=r"^a HistoryLayer has no keys"):
             act()
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param("channel", marks=pytest.mark.exhaustive), *LOOK_BACK]
+)
+def test_continuous_batching(variant):
+    """transformers' own for reads of one token; else it would log errors and return no tokens."""
+    model, idx = converted(variant), tokens(2, 8)
+    config = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    if variant in LOOK_BACK:
+        sentence = r"^`generate_batch` \(.* reads of several tokens need the past of the stream"
+        with pytest.raises(ValueError, match=sentence):
+            model.generate_batch(idx.tolist(), generation_config=config)
+        with pytest.raises(ValueError, match=sentence):
+            model.generate(idx, cache_implementation="paged", max_new_tokens=3)
+        return
+    found = model.generate_batch(idx.tolist(), generation_config=config)
+    expected = model.generate(idx, **LONG, max_new_tokens=3)[:, 8:]
+    assert [each.generated_tokens for each in found.values()] == expected.tolist()

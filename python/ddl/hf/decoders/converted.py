@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor, nn
 
-from ddl.hf.cache import cache_in
+from ddl.hf.cache import cache_in, refuse_continuous_batching
 from ddl.nanogpt.annealing import Annealing
 from ddl.nanogpt.mixin import WithOptions
 from ddl.optim import never_decayed
@@ -112,6 +112,13 @@ class ConvertedDecoder(WithOptions):
         return not looks_back(self.delta_args) and base._valid_auto_compile_criteria(
             *args, **kwargs
         )
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse, from `generate_batch`, if reads of several tokens need a history."""
+        if looks_back(self.delta_args):
+            refuse_continuous_batching("reads of several tokens need the past of the stream")
+        base: Any = super()
+        return base.init_continuous_batching(*args, **kwargs)
 
     def merge_and_unload(self) -> NoReturn:
         """Raise TypeError: an adapter of rewrites has no weights that it could be merged into."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 import shlex
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from ddl.lab import cli
 from tests.nn.test_parallel_refused import PART, POLICY, SHARD
@@ -86,6 +88,21 @@ def test_the_script(folder: Path) -> None:
         idx = (torch.arange(3)[:, None] + torch.arange(12)) % 64
         hits = names["model"](idx).argmax(-1)[:, 4:] == (idx + 1)[:, 4:] % 64
         assert hits.float().mean() > 0.9  # it has learnt to count
+
+
+@pytest.mark.parametrize("other", [{"expand": "repeat"}, {"erase": "none"}])
+def test_a_checkpoint_of_another_variant_is_refused(folder: Path, other: dict[str, str]) -> None:
+    """Whose parameters are more than the model's, or of the same shapes."""
+    train = importlib.import_module("train")
+    path = folder / "of-another"
+    weights = train.Model().state_dict()
+    dcp.save({"model": weights, "stream": str(train.STREAM)}, checkpoint_id=path)
+    source = compile(LOAD.replace("saved-fsdp2", str(path)), PAGE.name, "exec")
+    exec(source, {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "STREAM", {**train.STREAM, **other})
+        with pytest.raises(ValueError, match=r"^saved with "):
+            exec(source, {})
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""Reads and residuals with computed, pruned, wrapped or replaced parameters.
+"""Reads and residuals with computed, pruned, normalised, wrapped or replaced parameters.
 
 The fused operators read the parameters of modules directly and never call them. So changes of a
 module's call are refused, and changes of its parameters take effect.
@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrize, prune, spectral_norm, weight_norm
 
 from ddl import DeltaResidual, DeltaStream, Read
+from ddl.nn import DeltaMixer
 from ddl.nn.linear import Projection
 from tests.support.helpers import Wrapper, assert_same_gradients, gradients, normal, randomise_
 from tests.support.tolerances import assert_close
@@ -203,24 +204,38 @@ def test_parametrized_weights(options: dict[str, Any], compile: bool) -> None:
     assert_same_gradients(named, looped, F64, depth=4)
 
 
-def pruned(stream: DeltaStream) -> list[nn.Module]:
-    """Prune half of the weights of some modules; return these modules."""
+# State that torch.nn.utils keeps in hooks, by which it computes a parameter before every call.
+IN_HOOKS: dict[str, Any] = {
+    "prune": lambda part, name: prune.random_unstructured(part, name, amount=0.5),
+    "spectral_norm": spectral_norm,
+    "weight_norm": lambda part, name: weight_norm(part, name, 1 if "compress" in name else None),
+}
+every_hook = pytest.mark.parametrize("hook", IN_HOOKS)
+
+
+def hooked(stream: DeltaStream, hook: str) -> list[nn.Module]:
+    """Let hooks compute the weights of some modules; return these modules."""
     first, last = stream.residuals[0], stream.residuals[3]
     gates = [first.gate] if isinstance(first.gate, Projection) else list(first.gate)[::2]
     for module in (projections := [*gates, first.value, last.value]):
-        prune.random_unstructured(module, "weight", amount=0.5)
-    prune.random_unstructured(stream.reads[2], "compress_weight", amount=0.5)
-    prune.random_unstructured(stream.reads[1], "norm_weight", amount=0.5)
+        IN_HOOKS[hook](module, "weight")
+    IN_HOOKS[hook](stream.reads[2], "compress_weight")
+    IN_HOOKS[hook](stream.reads[1], "norm_weight")
     return [*projections, stream.reads[1], stream.reads[2]]
 
 
 @pytest.mark.table(0)
 @pytest.mark.parametrize("compile", [False, True])
+@every_hook
 @pytest.mark.parametrize("gate", ["linear", "mlp"])
-def test_pruned_weights_follow_their_originals(gate: str, compile: bool) -> None:
-    """In training, prune recomputes a weight before each call, but these modules are not called."""
+def test_weights_of_hooks_follow_their_originals(gate: str, hook: str, compile: bool) -> None:
+    """In training, hooks recompute a weight before each call, but these modules are not called."""
+    torch._dynamo.reset()  # whose recompilations are limited
     stream, x = make_stream(gate=gate), normal(B, T, D)
-    assert len(pruned(stream)) >= 5
+    assert len(hooked(stream, hook)) >= 5
+    for _ in range(9):  # the power iterations of spectral_norm converge
+        stream(x)
+    stream.eval()  # without further ones the fused trunk and the loop have the same weights
     run = torch.compile(stream, backend="aot_eager", fullgraph=True) if compile else stream
     for _ in range(3):
         actual, expected = run(x), by_loop(stream, x)
@@ -230,6 +245,37 @@ def test_pruned_weights_follow_their_originals(gate: str, compile: bool) -> None
         with torch.no_grad():
             for name, parameter in stream.named_parameters():
                 parameter.sub_(0.1 * named[name])
+
+
+EVERYWHERE: dict[str, dict[str, Any]] = {
+    "channel": {"compress": "channel", "rewrites": 2, "direction_rank": 3},
+    "token": {"compress": "token", "expand": "conv", "gate_from": "convolved", "gate": "mlp"},
+    "factored": {"compress": "token", "compress_parameterization": "factored", "heads": 2},
+    "attention": {"mapping": "v", "direction": "attention", "expand": "conv"},
+    "pooled": {"mapping": "v", "direction": "mean"},
+    "mixer": {"gated": True},
+}
+
+
+@every_hook
+@pytest.mark.parametrize("options", EVERYWHERE.values(), ids=EVERYWHERE)
+def test_weights_of_hooks_learn(options: dict[str, Any], hook: str) -> None:
+    """Every matrix, norm and convolution, in training mode over several steps."""
+    torch.manual_seed(0)
+    mixer = "gated" in options
+    module = DeltaMixer(D, 2, **options).to(F64) if mixer else make_stream(**options)
+    for part in list(module.modules()):
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if parameter.numel() > D // 2 and name != "bias":
+                IN_HOOKS[hook](part, name)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        module(normal(B, T, D)).square().sum().backward()
+        optimizer.step()
+        for name, parameter in module.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.any(), name
 
 
 def test_a_pruned_compression_that_is_shared() -> None:

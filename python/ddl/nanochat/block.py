@@ -12,7 +12,7 @@ from ddl.nn.checks import check_returned, require_exact_type
 from ddl.nn.convolution import Slot
 from ddl.nn.expand import Expand
 from ddl.nn.history import History
-from ddl.nn.linear import form_pruned
+from ddl.nn.linear import form_parameters
 from ddl.nn.read import Read
 from ddl.nn.reading import Reading, expanded, read_from, rewritten_and_read
 from ddl.nn.residual import DeltaResidual
@@ -116,7 +116,7 @@ class DeltaBlock(nn.Module):
     def _read_parameters(self, name: str, state: Tensor) -> ReadParameters:
         """The parameters of the read before attention or MLP."""
         read = require_exact_type(f"read_{name}", getattr(self, f"read_{name}"), Read)
-        form_pruned(read)
+        form_parameters(read)
         found = read.parameters_of(read.effective_weight())
         residual: DeltaResidual = getattr(self, f"res_{name}")
         return residual.added_to(found, state.dtype)

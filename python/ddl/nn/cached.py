@@ -23,7 +23,7 @@ from .convolution import Slot
 from .expand import Expand
 from .history import History
 from .hooks import generation
-from .linear import form_pruned
+from .linear import form_parameters
 from .padding import without_padding
 from .residual import DeltaResidual
 
@@ -169,7 +169,7 @@ class CachedStep(NamedTuple):
 def _resolve(stream: Stream, like: Tensor) -> CachedStep:
     """Resolve the calls for tensors like `like`."""
     expand = require_exact_type("expand", stream.expand, Expand)
-    form_pruned(expand)
+    form_parameters(expand)
     reads, residuals = stream.parameters_of_calls(like.dtype)
     names = [f"reads.{i}" if read.looks_back() else None for i, read in enumerate(reads)]
     boundaries = []

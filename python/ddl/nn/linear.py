@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from .checks import require_exact_type
 
@@ -48,16 +50,16 @@ def reset_(projection: Projection, bias: float = 0.0) -> None:
 
 
 def projection_of(name: str, module: Any) -> Projection:
-    """Return `module` with pruning masks applied; raise TypeError if its forward was replaced."""
+    """Return `module` with its parameters formed; raise TypeError if its forward was replaced."""
     projection = require_exact_type(name, module, Projection)
-    form_pruned(projection)
+    form_parameters(projection)
     return projection
 
 
-def form_pruned(module: nn.Module) -> None:
-    """Apply the pruning masks that torch.nn.utils.prune applies before every call of `module`."""
+def form_parameters(module: nn.Module) -> None:
+    """Compute the parameters that torch.nn.utils computes before every call of `module`."""
     for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, BasePruningMethod):
+        if isinstance(hook, BasePruningMethod | SpectralNorm | WeightNorm):
             hook(module, ())
 
 

@@ -22,7 +22,7 @@ from ddl.options import (
 from ddl.results import ReadParameters
 
 from .checks import check_stream
-from .linear import empty_parameter, form_pruned
+from .linear import empty_parameter, form_parameters
 
 __all__ = ["Read", "make_reads"]
 
@@ -166,7 +166,7 @@ class Read(nn.Module):
         """Return w: (d, m) for channel, (d, m, K) for token compression, None for the identity."""
         if self._shared:
             return self._shared[0].effective_weight()
-        form_pruned(self)  # a Read that shares these weights may run before this one
+        form_parameters(self)  # a Read that shares these weights may run before this one
         if self.compress_kernel is None or self.compress_read is None:
             return self.compress_weight
         if self.compress == "token":

@@ -14,7 +14,7 @@ from ddl.results import Chain, ReadParameters, Write
 
 from .convolution import Slot, continue_in
 from .expand import Expand
-from .linear import form_pruned
+from .linear import form_parameters
 
 __all__ = ["Reading", "expanded", "read_from", "rewritten_and_read"]
 
@@ -24,7 +24,7 @@ Reading = tuple[Tensor, Tensor | None, Tensor | None]
 
 def expanded(expand: Expand, x: Tensor, slot: Slot | None, starts: Tensor | None = None) -> Tensor:
     """Expand x (B, T, d) to a state (B, T, d, m), also if m = 1."""
-    form_pruned(expand)
+    form_parameters(expand)
     weight, m = expand.weight, expand.value_channels
     if slot is None or weight is None or weight.shape[-1] == 1:
         state: Tensor = expand(x, document_starts=starts)

@@ -62,7 +62,7 @@ class DeltaResidual(Branches):
 
     The fused operators read the parameters of `gate` and `value` (and of an attention's `query` and
     `key`) directly and never call `forward`: forward hooks on them do not fire, and wrappers are
-    rejected. torch.nn.utils.parametrize and prune work.
+    rejected. torch.nn.utils.parametrize, prune, weight_norm and spectral_norm work.
 
     A state dict has the options that its names and shapes do not show as metadata, and
     `load_state_dict` refuses one of other options. `dict(state)` is without them.

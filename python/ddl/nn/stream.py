@@ -29,7 +29,7 @@ from .cached import Call, continued
 from .checks import check_returned, check_stream, require_exact_type
 from .expand import Expand
 from .history import History
-from .linear import form_pruned
+from .linear import form_parameters
 from .padding import without_padding
 from .read import Read, make_reads
 from .residual import DeltaResidual
@@ -57,8 +57,8 @@ class DeltaStream(nn.Module):
 
     The fused operators read the parameters of `reads` and `residuals` directly and never call their
     `forward`: forward hooks on them, or on their gates and values, do not fire, and wrappers are
-    rejected. torch.nn.utils.parametrize and prune work. If you replace a read whose compression
-    other reads share, replace those as well.
+    rejected. torch.nn.utils.parametrize, prune, weight_norm and spectral_norm work. If you replace
+    a read whose compression other reads share, replace those as well.
 
     Args:
         hidden_size: d.
@@ -262,7 +262,7 @@ class DeltaStream(nn.Module):
         weights: dict[int, Tensor | None] = {}
         found: list[ReadParameters] = []
         for index, read in enumerate(reads):
-            form_pruned(read)
+            form_parameters(read)
             if not read._shared:
                 weights[id(read)] = read.effective_weight()
             owner = read._shared[0] if read._shared else read

@@ -14,6 +14,7 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.nn.utils import weight_norm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -243,6 +244,22 @@ def test_a_stream_can_be_rebuilt_around_other_tensors():
     for rebuilt in (dataclasses.replace(stream, state=state), tree_unflatten([state], tree)):
         assert rebuilt.state is state
         assert (rebuilt.within, rebuilt.write, rebuilt.chain) == (stream.within, None, Chain(4))
+
+
+def test_parameters_that_hooks_compute():
+    """Of modules that are read without a call, the factor of an adapter included."""
+    model, idx = converted("adapter"), tokens()
+    before, layer = model(idx).logits, model.model.layers[0]
+    for part, name in ((layer.scale_1, "weight"), (layer.read_1, "compress_weight")):
+        weight_norm(part, name, dim=None)
+    torch.testing.assert_close(model(idx).logits, before)
+    for part, name in ((layer.scale_1, "weight"), (layer.read_1, "compress_weight")):
+        own, before = getattr(part, f"{name}_g"), model(idx).logits
+        with torch.no_grad():
+            own.add_(1)
+        assert not torch.allclose(model(idx).logits, before)
+        model(idx, labels=idx).loss.backward()
+        assert own.grad.any()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

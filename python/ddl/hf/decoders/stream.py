@@ -20,7 +20,7 @@ from ddl.nn.adapters import active, forward_of
 from ddl.nn.checks import check_returned, require_exact_type
 from ddl.nn.convolution import Slot
 from ddl.nn.history import History
-from ddl.nn.linear import form_pruned
+from ddl.nn.linear import form_parameters
 from ddl.nn.padding import without_padding
 from ddl.nn.read import Read
 from ddl.nn.reading import read_from, rewritten_and_read
@@ -92,7 +92,10 @@ class Place:
     def scale(self) -> Tensor | None:
         """The factor of an adapter's gates; None for a model that is no adapter."""
         scale: Scale | None = getattr(self.layer, f"scale_{self.which}", None)
-        return None if scale is None else scale.weight
+        if scale is None:
+            return None
+        form_parameters(scale)
+        return scale.weight
 
     @property
     def ends_a_checkpoint(self) -> bool:
@@ -166,7 +169,7 @@ class Stream:
 
     def raw(self, read: Read, slot: Slot | None) -> Tensor:
         """The raw read x (B, T, d) of X."""
-        form_pruned(read)
+        form_parameters(read)
         if read.compress == "identity":  # X is its own read, which a fused pass would store twice
             return self.tensor().squeeze(-1)
         parameters, starts = read.raw(self.state), self.within.document_starts

@@ -18,7 +18,7 @@ from ddl import functional
 from ddl.nn.additions import AddingStream, Addition
 from ddl.nn.checks import require_exact_type, require_own_forward
 from ddl.nn.history import History
-from ddl.nn.linear import form_pruned
+from ddl.nn.linear import form_parameters
 from ddl.nn.padding import without_padding
 from ddl.nn.read import Read, make_reads
 from ddl.ops.checks import autocast_dtype
@@ -121,7 +121,7 @@ class ConvolvedStream(AddingStream):
         found = []
         for name, read in self._named_reads():
             read = require_exact_type(name, read, Read)
-            form_pruned(read)
+            form_parameters(read)
             parameters = read.parameters_of(read.effective_weight())
             step = functional.bind_cached_read(like, parameters)
             found.append((step, read.kernel_size > 1))

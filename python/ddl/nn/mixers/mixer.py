@@ -24,7 +24,7 @@ from ddl.options import (
 
 from ..checks import require_own_forward
 from ..convolution import Slot, convolve
-from ..linear import Projection, empty_parameter, project, projection_of
+from ..linear import Projection, empty_parameter, form_parameters, project, projection_of
 from ..padding import without_padding
 from .decay import Decay
 
@@ -191,8 +191,9 @@ class DeltaMixer(nn.Module):
     ) -> Tensor:
         """Return silu(conv(x)), by heads: (B, T, ·, K), or (B, T, n, ·, K) for n steps."""
         place = None if slot is None else Slot(slot.history, f"{slot.name}.{name}")
-        taps = require_own_forward("taps", self.taps, nn.ParameterDict)[name]
-        x = F.silu(convolve(x, taps, place, document_starts))
+        taps = require_own_forward("taps", self.taps, nn.ParameterDict)
+        form_parameters(taps)
+        x = F.silu(convolve(x, taps[name], place, document_starts))
         steps = (self.layout.steps,) if name != "q" and self.layout.steps > 1 else ()
         return torch.unflatten(x, -1, (*steps, -1, self.head_size))
 

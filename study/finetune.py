@@ -25,7 +25,6 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ddl import hf
-from ddl.nanogpt.annealing import Annealing
 from ddl.optim import OptimConfig, learning_rate, parameter_groups, set_learning_rate
 from docs.scripts.marked import write_tables
 
@@ -100,8 +99,6 @@ def train(model: Any, text: Tensor, steps: int, lr: float, seed: int) -> None:
     config = OptimConfig(lr=lr, warmup_steps=WARMUP)
     groups = parameter_groups(model.train(), config.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=config.betas, fused=True)
-    if any(isinstance(module, Annealing) for module in model.modules()):
-        hf.anneal(model, optimizer)
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):
         set_learning_rate(optimizer, learning_rate(config, step, steps))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import re
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from ddl.nanogpt import anneal, convert
+from ddl.nanogpt import convert
 from tests.support.helpers import assert_same_gradients, gradients
 from tests.support.nanogpt_cases import (
     F64,
@@ -65,43 +64,122 @@ def test_a_step_counts_once_however_many_forwards() -> None:
         assert count(model) == expected
 
 
+def trained(model: nn.Module, seed: int = 0) -> None:
+    """Give the model's parameters gradients."""
+    model(*tokens(seed))[1].backward()
+
+
 def test_an_optimizer_of_ones_own() -> None:
+    """It counts, and so does the one that takes its place."""
+    model = start()
+    for expected in (1, 2):
+        step(model, torch.optim.SGD(model.parameters(), lr=1e-3), 0)
+        assert count(model) == expected
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for expected, name in ((3, "ln_1"), (4, "ln_2"), (5, "ln_2")):  # a part alone
+        model.zero_grad()
+        model.requires_grad_(False).transformer.h[1].get_submodule(name).requires_grad_(True)
+        step(model, optimizer, 0)
+        assert count(model) == expected
+
+
+def test_steps_that_train_nothing() -> None:
+    model, other = start(), start()
+    optimizer = configure(model)
+    optimizer.step()  # no gradients yet
+    step(other, configure(other), 0)
+    assert (count(model), count(other)) == (0, 1)
+    step(other, torch.optim.SGD([*other.parameters(), *model.parameters()], lr=1e-3), 0)
+    assert (count(model), count(other)) == (0, 2)
+
+
+class Outer(torch.optim.Optimizer):
+    """An optimizer that has another one do its steps, as ZeroRedundancyOptimizer."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.inner = torch.optim.SGD([p for g in self.param_groups for p in g["params"]], lr=1e-3)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+@pytest.mark.parametrize("clear", [False, True], ids=["", "cleared in between"])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, Outer])
+def test_several_optimizers_count_once(kind: Any, clear: bool) -> None:
+    """For matrices and for all else, in whatever order they step."""
+    model = start()
+    halves = [[p for p in model.parameters() if (p.ndim == 2) == matrix] for matrix in (0, 1)]
+    optimizers = [kind(half) for half in halves]
+    for expected in (1, 2, 3, 4):
+        trained(model, expected)
+        for optimizer in optimizers:
+            optimizer.step()
+            assert count(model) == expected
+            if clear:
+                optimizer.zero_grad()
+        model.zero_grad()
+        if expected == 2:
+            optimizers[1] = kind(halves[1])
+
+
+def test_an_optimizer_in_the_backward() -> None:
+    """Each parameter is stepped by its own as soon as it has its gradient."""
+    model = start()
+    own = {p: torch.optim.SGD([p], lr=1e-3) for p in model.parameters()}
+    for parameter in own:
+        parameter.register_post_accumulate_grad_hook(lambda p: own[p].step())
+    for expected in (1, 2):
+        trained(model, expected)
+        assert count(model) == expected
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_that_a_scaler_skips(fused: bool) -> None:
+    """A fused optimizer looks at the gradients itself."""
+    model, scaler = start(), torch.amp.GradScaler("cpu", init_scale=2.0)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    for expected, spoilt in ((1, False), (1, True), (2, False)):
+        optimizer.zero_grad()
+        scaler.scale(model(*tokens())[1]).backward()
+        if spoilt:
+            model.lm_head.weight.grad[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        assert count(model) == expected
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_step() -> None:
     model = start()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    step(model, optimizer, 0)
-    assert count(model) == 0
-    anneal(model, optimizer)
-    anneal(model, optimizer)  # changes nothing
-    anneal(model, configure(model))  # nor does this: configure_optimizers did it
-    step(model, optimizer, 0)
-    assert count(model) == 1
-    other = configure(model)
-    anneal(model, other)
-    step(model, other, 0)
-    assert count(model) == 2
+    compiled = torch.compile(lambda: optimizer.step(), backend="eager")
+    for expected in (1, 2):
+        trained(model)
+        compiled()
+        assert count(model) == expected
+
+
+def test_a_part_outlives_its_model() -> None:
+    model = start()
+    transformer, head = model.transformer, model.lm_head
+    del model
+    optimizer = torch.optim.SGD(transformer.parameters(), lr=1e-3)
+    x = transformer.wte(tokens()[0])
+    for block in transformer.h:
+        x = block(x)
+    head(transformer.ln_f(x)).sum().backward()
+    optimizer.step()
+    assert transformer.h[0].anneal.step == 1
 
 
 def test_one_optimizer_of_two_models() -> None:
-    """As one module or one after the other."""
     models = nn.ModuleList([start(), start()])
-    for given in ([models], models):
-        optimizer = torch.optim.SGD(models.parameters(), lr=1e-3)
-        for model in given:
-            anneal(model, optimizer)
-        optimizer.step()
-    assert [count(model) for model in models] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("model", "got"),
-    [(make, "GPT"), (lambda: convert(make()), "DeltaGPT"), (lambda: nn.Linear(2, 2), "Linear")],
-    ids=["additive", "converted", "other"],
-)
-def test_other_models_are_refused(model: Any, got: str) -> None:
-    model = model()
-    sentence = f'`model` must be one converted with start="additive", got a {got} that was not'
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        anneal(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    optimizer = torch.optim.SGD(models.parameters(), lr=1e-3)
+    for model in models:
+        trained(model)
+    optimizer.step()
+    assert [count(model) for model in models] == [1, 1]
 
 
 def test_the_groups_of_the_optimizer_are_as_without() -> None:
@@ -224,8 +302,8 @@ def test_moving() -> None:
     on_meta = convert(make().to("meta"), start="additive", anneal_steps=6)
     assert {buffer.device.type for buffer in on_meta.buffers()} == {"meta"}
     assert on_meta(tokens()[0].to("meta"))[0].shape == (2, 1, 64)
-    anneal(on_meta, sgd := torch.optim.SGD(on_meta.parameters(), lr=1e-3))
-    sgd.step()  # a count without memory does not say whether it is done
+    on_meta(*(x.to("meta") for x in tokens()))[1].backward()
+    configure(on_meta).step()  # a count without memory does not say whether it is done
     on_meta.to_empty(device="cpu").load_state_dict(start().state_dict())
     assert count(on_meta) == 0
 
@@ -264,14 +342,13 @@ def test_a_changing_a_compiles_once_and_its_end_once_more(name: str) -> None:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_ddp(tmp_path: Any) -> None:
-    """At a = 0, too, every parameter has a gradient; `anneal` finds the model in its wrapper."""
+    """At a = 0, too, every parameter has a gradient."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
     try:
         wrapped = DistributedDataParallel(start(3, **VARIANTS["tc"]))
         optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
-        anneal(wrapped, optimizer)
         losses = [step(wrapped, optimizer, 0) for _ in range(5)]
         assert losses[-1] < losses[0]
         assert count(wrapped) == 3

@@ -6,7 +6,7 @@
 The import registers `DDLForCausalLM` and, for nanoGPT's models, `DDLNanoGPTForCausalLM` with the
 Auto classes, and their configurations.
 `convert` turns the additions of other decoders, such as a Llama, into rewrites; `load_adapter` adds
-rewrites that were trained beside one. `AnnealCallback` and `anneal` count its steps.
+rewrites that were trained beside one.
 `save` writes a model of `ddl.models` and its tokenizer to such a directory, `load` reads them back.
 `accelerate_delta_rule` lets transformers' own models of the delta rule over time run our kernel.
 It needs the extra `hf`: pip install 'ddl-rs[hf]'.
@@ -15,18 +15,11 @@ It needs the extra `hf`: pip install 'ddl-rs[hf]'.
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ddl.environment import accelerates_delta_rule
-from ddl.nanogpt.annealing import anneal
 
 from .base import OurModel
 from .cache import DDLCache
 from .configuration import DDLConfig, DDLNanoGPTConfig
-from .decoders import (
-    AnnealCallback,
-    DDLDecoderConfig,
-    DDLDecoderForCausalLM,
-    convert,
-    load_adapter,
-)
+from .decoders import DDLDecoderConfig, DDLDecoderForCausalLM, convert, load_adapter
 from .delta_rule import accelerate_delta_rule
 from .files import load, save
 from .modeling import DDLForCausalLM, from_gpt
@@ -34,7 +27,6 @@ from .nanogpt import DDLNanoGPTForCausalLM
 from .tokenization import to_fast
 
 __all__ = [
-    "AnnealCallback",
     "DDLCache",
     "DDLConfig",
     "DDLDecoderConfig",
@@ -44,7 +36,6 @@ __all__ = [
     "DDLNanoGPTForCausalLM",
     "OurModel",
     "accelerate_delta_rule",
-    "anneal",
     "convert",
     "from_gpt",
     "load",

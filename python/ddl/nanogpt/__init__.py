@@ -11,7 +11,6 @@ read is fused with it.
 
 from __future__ import annotations
 
-from .annealing import anneal
 from .block import DeferredRewrite, DeltaBlock
 from .made import converted
 from .mixin import logits_of_state, named_as_today, options_in
@@ -20,7 +19,6 @@ from .model import convert
 __all__ = [
     "DeferredRewrite",
     "DeltaBlock",
-    "anneal",
     "convert",
     "converted",
     "logits_of_state",

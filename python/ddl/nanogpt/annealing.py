@@ -1,16 +1,22 @@
-"""The way from additions to rewrites: how far a model is, and the optimizer whose steps count."""
+"""The way from additions to rewrites: how far a model is, and which optimizer steps count."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
+from ddl.locks import made_once
 from ddl.results import Write
 
-__all__ = ["Annealing", "anneal", "blend"]
+__all__ = ["Annealing", "blend", "count_steps"]
 
 
 class Annealing(nn.Module):
@@ -50,7 +56,10 @@ class Annealing(nn.Module):
         return (self.step.to(dtype) / self.steps).clamp(max=1)
 
     def advance(self) -> None:
-        """Count one step, in place, because a CUDA graph reads the buffer at its address."""
+        """Count one step, in place, because a CUDA graph reads the buffer at its address.
+
+        Steps of torch's optimizers are counted (`count_steps`); call it after those of others.
+        """
         if not self.done:
             self.step.add_(1)
             self.find_out_if_done()
@@ -103,32 +112,79 @@ def blend(share: Tensor, state: Tensor, written: Tensor, write: Write) -> tuple[
     return state + added.unsqueeze(-1).to(state.dtype), blended
 
 
-_COUNTED: WeakKeyDictionary[torch.optim.Optimizer, WeakSet[Annealing]] = WeakKeyDictionary()
+class _Counter:
+    """Which optimizer steps count for an Annealing: those that train parameters of its model.
 
+    Of several optimizers that step one after the other, as Muon and AdamW, one counts; of an
+    optimizer that has another one do its steps, as ZeroRedundancyOptimizer, the inner one.
 
-def anneal(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Let each step of `optimizer` bring a model of `convert(…, start="additive")` nearer to DDL.
-
-    The model's `configure_optimizers` does this itself. Call it for an optimizer that you make
-    yourself, also after resuming: neither the optimizer's state dict nor its pickle holds it. If
-    several optimizers step together, call it for one of them. A second call for the same two
-    changes nothing.
-
-    model: the converted model, also if torch.compile or DDP wraps it.
-
-    Raises:
-        ValueError: `model` was not converted with start="additive".
+    models: the model and its parts around the Annealing, any of which may outlive the others.
+    steps: how many there were, counted or not; begun: at the beginning of an optimizer's step.
+    round: ids of the optimizers that have stepped since the last step that counted, and of their
+    parameters.
     """
-    found = [module for module in model.modules() if isinstance(module, Annealing)]
-    if not found:
-        expected, got = 'one converted with start="additive"', type(model).__name__
-        raise ValueError(f"`model` must be {expected}, got a {got} that was not")
-    for annealing in found:
-        counted = _COUNTED.setdefault(optimizer, WeakSet())
-        if annealing not in counted:
-            counted.add(annealing)
-            optimizer.register_step_post_hook(_advance(annealing))
+
+    def __init__(self) -> None:
+        self.models: WeakSet[nn.Module] = WeakSet()
+        self.steps = 0
+        self.begun: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+        self.round: set[int] = set()
+
+    def counts(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the step that `optimizer` has just taken counts."""
+        trained = self._trained_by(optimizer)
+        if not trained or self.begun.get(optimizer, self.steps) != self.steps:
+            return False
+        first = not self.round or not self.round.isdisjoint(trained)
+        self.round = trained if first else self.round | trained
+        self.steps += 1
+        return first
+
+    def _trained_by(self, optimizer: torch.optim.Optimizer) -> set[int]:
+        """The ids of an optimizer and of the model's parameters that it has stepped; or none."""
+        theirs = (p for group in optimizer.param_groups for p in group["params"])
+        stepped = {id(p) for p in theirs if p.grad is not None}
+        stepped &= {id(p) for model in self.models for p in model.parameters()}
+        skipped = getattr(optimizer, "found_inf", None)  # GradScaler's, for fused optimizers
+        if not stepped or (skipped is not None and skipped):
+            return set()
+        return {id(optimizer), *stepped}
 
 
-def _advance(annealing: Annealing) -> Any:
-    return lambda optimizer, args, kwargs: annealing.advance()
+_COUNTERS: WeakKeyDictionary[Annealing, _Counter] = WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def count_steps(model: nn.Module) -> None:
+    """Let each optimizer step that trains parameters of `model` count for its Annealing."""
+    for name, module in model.named_modules():
+        if isinstance(module, Annealing):
+            _listen()
+            *above, _ = name.split(".")
+            around = [".".join(above[:n]) for n in range(len(above) + 1)]
+            with _LOCK:
+                counter = _COUNTERS.setdefault(module, _Counter())
+            counter.models.update(map(model.get_submodule, around))
+
+
+def _counters() -> list[tuple[Annealing, _Counter]]:
+    with _LOCK:
+        return [(annealing, c) for annealing, c in _COUNTERS.items() if not annealing.done]
+
+
+@made_once
+def _listen() -> None:
+    """See the steps of all optimizers of this process from now on."""
+    register_optimizer_step_pre_hook(_begin)
+    register_optimizer_step_post_hook(_end)
+
+
+def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for _, counter in _counters():
+        counter.begun[optimizer] = counter.steps
+
+
+def _end(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for annealing, counter in _counters():
+        if counter.counts(optimizer):
+            annealing.advance()

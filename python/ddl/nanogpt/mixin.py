@@ -15,7 +15,7 @@ from ddl.nn import DeltaResidual, Expand, Read
 from ddl.nn.checks import report_other_options
 from ddl.optim import never_decayed
 
-from .annealing import Annealing, anneal
+from .annealing import Annealing, count_steps
 
 __all__ = [
     "DELTA_ARGS",
@@ -53,6 +53,11 @@ class WithOptions(Rebuilt, nn.Module):
 
     delta_args: Mapping[str, Any] = MappingProxyType({})  # empty before the conversion
 
+    def __setstate__(self, state: Any) -> None:
+        """Fill a copy, or a model that was pickled, whose steps count as the original's."""
+        super().__setstate__(state)
+        count_steps(self)
+
     def reset_parameters(self) -> None:
         """Initialise what the conversion added, for a model that was made on meta.
 
@@ -85,10 +90,7 @@ class Converted(WithOptions):
     """Mixin that `convert` and `converted` put before the class of a model."""
 
     def configure_optimizers(self, *args: Any, **kwargs: Any) -> Any:
-        """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay.
-
-        If the model starts with additions, the optimizer's steps are those that `convert` counts.
-        """
+        """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay."""
         new = {p: None for p in never_decayed(self) if p.requires_grad}
         for parameter in new:
             parameter.requires_grad_(False)  # nanoGPT's method skips parameters without gradient
@@ -100,8 +102,6 @@ class Converted(WithOptions):
         for group in optimizer.param_groups:  # a method of one's own may not skip them
             group["params"] = [p for p in group["params"] if p not in new]
         optimizer.add_param_group({"params": list(new), "weight_decay": 0.0})
-        if any(isinstance(module, Annealing) for module in self.modules()):
-            anneal(self, optimizer)
         return optimizer
 
     def logits_of_state(self, state: Tensor) -> Tensor:

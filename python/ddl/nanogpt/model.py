@@ -20,7 +20,7 @@ from ddl.options import (
     refuse,
 )
 
-from .annealing import Annealing
+from .annealing import Annealing, count_steps
 from .block import BLOCK, DeltaBlock
 from .mixin import Converted
 
@@ -75,14 +75,14 @@ def convert(
         X' = X + (1 − a) F 1ᵀ + aβ k̂ (vᵀ − k̂ᵀX)
 
     (aβ_j in each of several rewrites) and a grows from 0 to 1, linearly, over `anneal_steps` steps
-    of the optimizer that `configure_optimizers` returns, or for which `anneal` was called. Gradient
-    accumulation counts once. In the first step gates and values get a gradient of zero, then one
-    that grows with a, which Adam rescales; compressions and a convolving expansion learn from the
-    start, as does what was there before. The steps are counted in the state dict, as
-    `transformer.h.0.anneal.step`, so that a resumed run goes on where it was. `eval` and `generate`
-    use the a of the moment. At a = 1 the model is the one without `start`, to the bit; until then
-    every state is stored, whatever `anchor_every` says. An average of weights (EMA) has to copy
-    this buffer, too.
+    of any torch optimizer that trains parameters of the model. Gradient accumulation counts once,
+    and so do several optimizers that step one after the other. In the first step gates and values
+    get a gradient of zero, then one that grows with a, which Adam rescales; compressions and a
+    convolving expansion learn from the start, as does what was there before. The steps are counted
+    in the state dict, as `transformer.h.0.anneal.step`, so that a resumed run goes on where it was.
+    `eval` and `generate` use the a of the moment. At a = 1 the model is the one without `start`, to
+    the bit; until then every state is stored, whatever `anchor_every` says. An average of weights
+    (EMA) has to copy this buffer, too.
 
     Args:
         model: nanoGPT's GPT, or a model with the same `transformer` and blocks.
@@ -135,6 +135,7 @@ def rewrite_blocks(
     _replace(blocks, stream, annealing)
     all_options = {**options, "start": start, "anneal_steps": anneal_steps}
     model.delta_args = with_defaults(all_options, stream, OF_THE_MODEL)
+    count_steps(model)
     return True
 
 

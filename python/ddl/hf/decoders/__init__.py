@@ -8,17 +8,9 @@ is a `Stream`: norms read it, and adding to it rewrites it.
 
 from __future__ import annotations
 
-from .callback import AnnealCallback
 from .configuration import DDLDecoderConfig
 from .conversion import convert
 from .loading import DDLDecoderForCausalLM, load_adapter
 from .stream import Stream
 
-__all__ = [
-    "AnnealCallback",
-    "DDLDecoderConfig",
-    "DDLDecoderForCausalLM",
-    "Stream",
-    "convert",
-    "load_adapter",
-]
+__all__ = ["DDLDecoderConfig", "DDLDecoderForCausalLM", "Stream", "convert", "load_adapter"]

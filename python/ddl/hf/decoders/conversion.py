@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ddl.locks import made_once
-from ddl.nanogpt.annealing import Annealing
+from ddl.nanogpt.annealing import Annealing, count_steps
 from ddl.nanogpt.model import (
     OF_THE_MODEL,
     check_additive,
@@ -66,8 +66,7 @@ def convert(
 
     A trained model computes another function once its additions are rewrites. With
     start="additive" it computes the same one at first, to rounding, and reaches the rewrites step
-    by step, as `ddl.nanogpt.convert` says: give the Trainer the callback `ddl.hf.AnnealCallback()`,
-    or call `ddl.hf.anneal(model, optimizer)` for a loop of your own.
+    by step of the optimizer that trains it, as `ddl.nanogpt.convert` says.
 
     train="stream" makes an adapter: the additions stay, and after each of them comes a rewrite
 
@@ -140,6 +139,7 @@ def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> N
     if options["anneal_steps"] is not None:
         annealing = Annealing(options["anneal_steps"], device=like.device)
         layers[0].anneal = annealing.train(layers[0].training)
+        count_steps(model)
     final.readout = _beside(stream.readout, final)
     reading_norm(final, FinalNorm)
     model.delta_args = known

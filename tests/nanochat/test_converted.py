@@ -16,7 +16,7 @@ from torch import Tensor
 from ddl import nanochat
 from ddl.optim import never_decayed
 from tests.support.helpers import gradients, randomise_
-from tests.support.nanochat_standin import DTYPE, GPT, GPTConfig, KVCache, norm
+from tests.support.nanochat_standin import DTYPE, GPT, Block, GPTConfig, KVCache, norm
 from tests.support.processes import together
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -325,6 +325,17 @@ def test_what_does_not_fit_is_refused():
     expected = r"^`model.transformer.h\[1\]` must have attn, mlp and nothing else.*, got `ln`$"
     with pytest.raises(TypeError, match=expected):
         nanochat.convert(plain)
+    plain = GPT(GPTConfig())
+    for forward in (
+        lambda self, x, *args: x + self.attn(norm(x), *args),
+        lambda self, x, *args: Block.forward(self, x, *args) + x,
+        lambda self, x, ve, cos_sin, window, cache: Block.forward(self, x, ve, cos_sin, 3, cache),
+    ):
+        plain.transformer.h[1].__class__ = type("Other", (Block,), {"forward": forward})
+        with pytest.raises(
+            TypeError, match=r"^`model.transformer.h\[1\]` must have a forward that "
+        ):
+            nanochat.convert(plain)
     with pytest.raises(TypeError, match=r"^`anchor_every` must be left to the model, got 4$"):
         nanochat.convert(GPT(GPTConfig()), anchor_every=4)
     with pytest.raises(

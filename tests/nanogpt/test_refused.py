@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ddl.nanogpt import convert
 from tests.support.helpers import Wrapper
 from tests.support.nanogpt_cases import F64, B, T, make, same, tokens
-from tests.support.nanogpt_standin import GPT
+from tests.support.nanogpt_standin import GPT, Block
 
 
 def without(path: str) -> nn.Module:
@@ -90,6 +92,118 @@ def test_a_converted_model_is_not_converted_again(disable: bool) -> None:
     sentence = "`model` must be nanoGPT's GPT as it was made, got one already converted"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         convert(convert(make()), disable=disable)
+
+
+class Halved(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0.5 * self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Parallel(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attn(self.ln_1(x)) + self.mlp(self.ln_2(x))
+
+
+class PostNorm(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.ln_1(x + self.attn(x))
+        return self.ln_2(x + self.mlp(x))
+
+
+class Dropped(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + F.dropout(self.attn(self.ln_1(x)), 0.5, self.training)
+        return x + self.mlp(self.ln_2(x))
+
+
+class Gated(Block):
+    """Evaluates otherwise than it trains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else x
+
+
+class Masked(Block):
+    def forward(self, x: Tensor, mask: Any) -> Tensor:
+        x = x + self.attn(self.ln_1(x), mask)
+        return x + self.mlp(self.ln_2(x))
+
+
+class ByWeight(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1.weight * x)
+        return x + self.mlp(self.ln_2(x))
+
+
+def with_block(change: Any) -> GPT:
+    """A model whose output projections are zero, so that its blocks add nothing."""
+    model = make(dropout=0.1)
+    for block in model.transformer.h:
+        for projection in (block.attn.c_proj, block.mlp.c_proj):
+            nn.init.zeros_(projection.weight)
+            nn.init.zeros_(projection.bias)
+    change(model.transformer.h[1])
+    return model
+
+
+def replaced(block: Any) -> None:
+    forward = block.forward
+    block.forward = lambda x: x + forward(x)
+
+
+ELSE = "one that computes something else"
+FORWARDS: dict[str, tuple[Any, str]] = {
+    **{
+        kind.__name__: (kind, ELSE) for kind in (Halved, Parallel, PostNorm, Dropped, Gated, Masked)
+    },
+    "ByWeight": (ByWeight, "one that raises AttributeError: 'StandIn' object has no attribute 'we"),
+    "replaced": (replaced, "one that raises TypeError: "),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(("change", "got"), FORWARDS.values(), ids=FORWARDS)
+def test_other_forwards_are_refused(change: Any, got: str, device: str) -> None:
+    kind = isinstance(change, type)
+    model = with_block(lambda b: setattr(b, "__class__", change) if kind else change(b)).to(device)
+    sentence = (
+        "`model.transformer.h[1]` must have a forward that computes x + attn(ln_1(x)), then x + "
+        f"mlp(ln_2(x)), got {got}"
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(sentence)}"):
+        convert(model)
+    assert type(model) is GPT
+
+
+class Reordered(Block):
+    """The same in other words, with an argument that is left out."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Tensor:
+        x = torch.add(self.attn(self.ln_1(x), past), x)
+        x += checkpoint(self.mlp, self.ln_2(x), use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda block: setattr(block, "__class__", Reordered),
+        lambda block: block.compile(backend="eager"),
+        lambda block: setattr(block, "forward", torch.compile(block.forward, backend="eager")),
+        lambda block: block.eval(),
+    ],
+    ids=["reordered", "compiled in place", "compiled forward", "in evaluation mode"],
+)
+def test_forwards_that_add(change: Any, dtype: torch.dtype) -> None:
+    """torch's random state and the blocks' modes stay as they are."""
+    model = with_block(change).to(dtype)
+    state, modes = torch.get_rng_state(), [m.training for m in model.transformer.h.modules()]
+    convert(model, disable=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [m.training for m in model.transformer.h.modules()] == modes
+    assert isinstance(convert(model), GPT)
 
 
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [

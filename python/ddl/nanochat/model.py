@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ddl.locks import made_once
 from ddl.nanogpt.made import check_class, class_of
@@ -19,6 +20,7 @@ from ddl.nanogpt.model import (
     sublayers_of,
     with_defaults,
 )
+from ddl.nanogpt.wiring import check_forward
 from ddl.nn.stream import DeltaStream
 from ddl.optim import never_decayed
 from ddl.options import RESIDUAL_OPTIONS, STREAM_OPTIONS, Compress, ExpandKind, check_positive
@@ -70,7 +72,8 @@ def convert(
             sets them.
 
     Raises:
-        TypeError: `model` lacks modules of nanochat's GPT or has others; an option is unknown.
+        TypeError: `model` lacks modules of nanochat's GPT or has others; a block's forward computes
+            something else; an option is unknown.
         ValueError: `model` is already converted; DeltaStream refuses an option.
     """
     options |= {"value_channels": value_channels, "compress": compress, "expand": expand}
@@ -204,3 +207,12 @@ def _check_model(model: Any) -> None:
                 raise TypeError(
                     f"`{name}` must have attn, mlp and nothing else, as in nanochat, got `{other}`"
                 )
+        formula = "x + attn(norm(x), …), then x + mlp(norm(x))"
+        check_forward(name, block, transformer.wte.weight.shape[-1], formula, _added)
+
+
+def _added(block: Any, x: Tensor, *args: Any) -> Tensor:
+    """The forward of nanochat's Block."""
+    x = x + block.attn(F.rms_norm(x, x.shape[-1:]), *args)
+    added: Tensor = x + block.mlp(F.rms_norm(x, x.shape[-1:]))
+    return added

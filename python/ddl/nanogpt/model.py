@@ -23,6 +23,7 @@ from ddl.options import (
 from .annealing import Annealing, count_steps
 from .block import BLOCK, DeltaBlock
 from .mixin import Converted
+from .wiring import check_forward
 
 __all__ = [
     "OF_THE_MODEL",
@@ -96,7 +97,8 @@ def convert(
             norm_affine, device and dtype are not allowed: the model sets them.
 
     Raises:
-        TypeError: `model` lacks modules of nanoGPT's GPT or has others; an option is unknown.
+        TypeError: `model` lacks modules of nanoGPT's GPT or has others; a block's forward computes
+            something else; an option is unknown.
         ValueError: `model` is already converted; DeltaStream refuses an option; `start` or
             `anneal_steps` is unknown, missing or out of range; with `start`, `read_init` is not the
             mean.
@@ -231,6 +233,15 @@ def _check_model(model: Any) -> None:
             if other not in BLOCK:
                 known = ", ".join(BLOCK)
                 raise TypeError(f"`{name}` must have {known} and nothing else, got `{other}`")
+        formula = "x + attn(ln_1(x)), then x + mlp(ln_2(x))"
+        check_forward(name, block, transformer.wte.weight.shape[-1], formula, _added)
+
+
+def _added(block: Any, x: Tensor, *_: Any) -> Tensor:
+    """The forward of nanoGPT's Block, whose modules get x alone."""
+    x = x + block.attn(block.ln_1(x))
+    added: Tensor = x + block.mlp(block.ln_2(x))
+    return added
 
 
 def _check_start(start: Any, anneal_steps: Any) -> None:

@@ -60,8 +60,9 @@ def rewrite(
             once. If |k|² overflows (|k| > 1.8e19, or 1.3e154 if the state is float64), the token's
             X' and gradients are NaN.
         value: v (…, m), or (…, n, m).
-        gate: β (…,), or (…, n), meant to be in [0, 2]: 0 keeps X bit for bit, 1 makes k̂ᵀX' = vᵀ,
-            2 reflects. No clamping: outside [0, 2] the write overshoots, |1 − β| > 1.
+        gate: β (…,), or (…, n), meant to be in [0, 2]: 0 keeps X bit for bit if k, v and k̂ᵀX are
+            finite, 1 makes k̂ᵀX' = vᵀ, 2 reflects. No clamping: outside [0, 2] the write overshoots,
+            |1 − β| > 1.
         eps_k: ε_k, in units of |k|; None, with erase="none" only, for k̂ = k.
         erase: the gate α of X' = X + k̂ (β vᵀ − α k̂ᵀX). "tied": α = β, the delta rule | "none":
             α = 0, nothing is erased, and k̂ᵀX is not computed | α itself, (…,) or (…, n).

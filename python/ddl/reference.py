@@ -52,8 +52,9 @@ def rewrite(
     Returns X' (…, d, m) in the state's dtype, rounded once. Raises ValueError for another `erase`,
     or no `eps_k` beside one that erases.
 
-    If β = α = 0, X' equals X bit for bit (except that −0.0 may become +0.0). If k = 0, X' equals X
-    for eps_k > 0 and is NaN for eps_k = 0. If |k|² overflows, X' is NaN.
+    If β = α = 0, X' equals X bit for bit (except that −0.0 may become +0.0) if k, v and k̂ᵀX are
+    finite, as 0·∞ is NaN. If k = 0, X' equals X for eps_k > 0 and is NaN for eps_k = 0. If |k|²
+    overflows, X' is NaN.
     """
     X, k, v, beta = _widen(state, state, direction, value, gate)
     erase = _checked_erase(erase, state, eps_k)

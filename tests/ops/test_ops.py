@@ -257,6 +257,17 @@ def test_beta_zero_returns_the_state_bit_for_bit(dtype):
     assert torch.equal(new.view(integer), tensors["state"].view(integer))
 
 
+@pytest.mark.parametrize("module", [functional, reference], ids=["fused", "reference"])
+def test_beta_zero_keeps_all_but_what_infinity_reaches(module):
+    """0·∞ is NaN: in the value channel whose readout is infinite, of that token alone."""
+    tensors = {n: t.float() for n, t in inputs((3, 7), 33, 4).items()}
+    tensors["gate"].zero_()
+    tensors["state"][1, 2, 5, 3] = torch.inf
+    new, expected = module.rewrite(**tensors, eps_k=1e-5), tensors["state"].clone()
+    expected[1, 2, :, 3] = torch.nan
+    assert torch.equal(new.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", ["state", "direction", "value", "gate"])
 def test_nan_and_inf_propagate_within_their_token(name, bad):

@@ -88,9 +88,9 @@ def blend(share: Tensor, state: Tensor, written: Tensor, write: Write) -> tuple[
     (`ddl.nanogpt.convert` refuses it).
 
     Y, and the write of w with aβ, are returned. So the operators and their fusion with the read
-    stay as they are, and with a = 0 they keep Y bit for bit: X' is what an addition gives. Nothing
-    is divided by β or by |k|, which may be 0. It holds for each of several rewrites, because what
-    is added stays what it is: Y_j = X_j + (1 − a) F 1ᵀ after every one of them.
+    stay as they are, and with a = 0 they keep a finite Y bit for bit: X' is what an addition gives.
+    Nothing is divided by β or by |k|, which may be 0. It holds for each of several rewrites,
+    because what is added stays what it is: Y_j = X_j + (1 − a) F 1ᵀ after every one of them.
 
     share: a (). state: X (…, d, m). written: F (…, d), the sublayer's output; it is the direction k
     itself, unless mapping="v".

@@ -37,8 +37,8 @@ def edit(
         with ddl.edit(model, sublayers=3, tokens=slice(4, 9), beta=0.0):
             logits = model(idx).logits  # sublayer 3 writes nothing into tokens 4 to 8
 
-    Where α is β, as in most models, β = 0 keeps the state as it is, bit for bit; 1 replaces the
-    readout by the value; 2 reflects the readout about the value. `alpha` sets apart what is erased,
+    Where α is β, as in most models, β = 0 keeps a finite state bit for bit; 1 replaces the readout
+    by the value; 2 reflects the readout about the value. `alpha` sets apart what is erased,
     X' = X + k̂ (β vᵀ − α k̂ᵀX): with alpha=0 the chosen rewrites only write.
 
     To exchange values between two texts, record them with

@@ -348,11 +348,12 @@ def bind_cached_read(like: Tensor, parameters: ReadParameters) -> Callable[..., 
         document_starts: as in `read`. `pending` belongs to the first document, unless token 0
             starts one.
 
-    and returns context, value, gate and the pending of the next call; an absent one is empty, or
-    None without kernels.
+    and returns context, value, gate and the pending of the next call; None for an absent one.
     """
-    fixed, next_erase = _checked_read(like, parameters).arguments()
-    return operators.bind(cached_read, like.device, fixed, (next_erase,))
+    parameters = _checked_read(like, parameters)
+    fixed, next_erase = parameters.arguments()
+    outputs = parameters.outputs()
+    return operators.bind(cached_read, like.device, fixed, (next_erase,), **outputs)
 
 
 def bind_cached_step(
@@ -374,10 +375,11 @@ def bind_cached_step(
             return (state, *read_it(state, *rest))
 
         return in_two_passes
-    fixed, next_erase = _checked_read(like, parameters).arguments()
+    parameters = _checked_read(like, parameters)
+    fixed, next_erase = parameters.arguments()
     last = (ERASE.index(erase), next_erase)
     fixed = (_optional_number("eps_k", eps_k), *fixed)
-    return operators.bind(cached_rewrite_read, like.device, fixed, last)
+    return operators.bind(cached_rewrite_read, like.device, fixed, last, **parameters.outputs())
 
 
 def expand(
@@ -418,11 +420,11 @@ def bind_cached_expand(
         document_starts: as in `read`. `before` belongs to the first document, unless token 0
             starts one.
 
-    and returns the state and the `before` of the next call; it is empty, or None without kernels,
-    if nothing is looked back at.
+    and returns the state and the `before` of the next call, None if nothing is looked back at.
     """
     check_count("value_channels", value_channels)
-    return operators.bind(cached_expand, like.device, (weight, value_channels), ())
+    back = weight is not None and weight.shape[-1] > 1
+    return operators.bind(cached_expand, like.device, (weight, value_channels), (), new_before=back)
 
 
 # --- checks before the call: torch would convert these, or refuse them without a sentence ---------

@@ -92,6 +92,11 @@ class ReadParameters(NamedTuple):
         """Whether it reads tokens before the one that it is for."""
         return self.compress is not None and self.over_time() and self.compress.shape[2] > 1
 
+    def outputs(self) -> dict[str, bool]:
+        """Whether the outputs are there that a cached read may not have, by the schemas' names."""
+        value, gate = self.value_weight is not None, self.gate_weight is not None
+        return {"new_value": value, "new_gate": gate, "new_pending": self.looks_back()}
+
     def keywords(self) -> dict[str, Any]:
         """The same as arguments of `ddl.functional.read` and `ddl.reference.read`."""
         fields = self._asdict()

@@ -29,6 +29,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "apart": {"value_channels": 2, "erase": "separate", "rewrites": 2},
     "heads": {"value_channels": 2, "heads": 4, "erase": "none", "branch_scale": 0.7},
 }
+GATES: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "mlp": {"gate": "mlp", "gate_hidden": 5},
+    "pooled": {"gate_from": "pooled"},
+    "convolved": {"gate_from": "convolved"},
+    "flatten": {"gate_from": "flatten"},
+}
+VALUES: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "sigmoid, raw": {"value": "sigmoid", "value_from": "compressed"},
+    "constant": {"value": "constant"},
+    "v-Map": {"mapping": "v"},
+}
+READS: dict[str, dict[str, Any]] = {
+    "identity": {},
+    "channel": {"value_channels": 2},
+    "token": {"value_channels": 2, "compress": "token"},
+}
 every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 
 
@@ -113,6 +131,22 @@ def test_the_engine_takes_token_by_token_what_the_whole_gives(options, compute):
     cache.reset()
     again = model(idx, kv_cache=cache)
     torch.testing.assert_close(again, model(idx), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("read", READS)
+@torch.inference_mode()
+def test_every_gate_and_value_after_every_read(read, value, gate, compute, monkeypatch):
+    """Without a cache, and with one; what a read does not compute is computed behind it."""
+    model = in_float64(READS[read] | VALUES[value] | GATES[gate], compute)
+    monkeypatch.setattr(torch.Tensor, "float", lambda x: x)
+    idx, cache = tokens(), nanochat.cached(KVCache)(2, 9, model.config)
+    expected = written_out(model, idx)
+    torch.testing.assert_close(model(idx), expected, rtol=1e-9, atol=1e-9)
+    parts = [model(part, kv_cache=cache) for part in idx.split([4, 1, 1, 3], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-9, atol=1e-9)
 
 
 @torch.inference_mode()

@@ -64,9 +64,7 @@ def in_pieces(
     for first, length in zip(itertools.accumulate([0, *pieces]), pieces, strict=False):
         tensors = [given[n][:, first : first + length] for n in along_time]
         own = None if starts is None else starts[:, first : first + length]
-        *output, left = call(*tensors, pending, own)
-        absent = left is None or left.dtype == torch.uint8  # None without kernels
-        pending = None if absent else left
+        *output, pending = call(*tensors, pending, own)
         outputs.append(output)
     return tuple(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True))
 
@@ -92,6 +90,29 @@ def test_pieces_are_read_as_the_whole_is(mode, name, pieces, m, taps, dtype):
     given = case(dtype, m, taps)
     with mode():
         assert_same_bits(in_pieces(given, name, pieces), whole(given, name))
+
+
+@READS
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("absent", [("value",), ("gate",), ("value", "gate")], ids=str)
+@pytest.mark.parametrize("where", ["eager", "compiled", "without kernels"])
+@pytest.mark.table
+def test_an_absent_output_is_none(where, absent, name, m, taps, monkeypatch):
+    given = case(F64, m, taps)
+    options = {n: None if n.startswith(tuple(f"{a}_" for a in absent)) else x
+               for n, x in given.items()}  # fmt: skip
+    if where == "without kernels":
+        monkeypatch.setattr("ddl.ops.operators.has_kernels", lambda _: False)
+    tensors = [given["state"], *(given[n] for n in REWRITE if name != "cached_read"), None, None]
+
+    def step() -> Any:
+        return bound(options, name)(*tensors)
+
+    step = torch.compile(step, backend="eager", fullgraph=True) if where == "compiled" else step
+    with torch.no_grad():
+        *_, context, value, gate, pending = step()
+    there = [context is not None, value is not None, gate is not None, pending is not None]
+    assert there == [True, "value" not in absent, "gate" not in absent, bool(taps and taps > 1)]
 
 
 def test_many_sequences_and_long_pieces_are_split_among_threads():
@@ -171,8 +192,7 @@ def expanded_in_pieces(
     call, before, states = functional.bind_cached_expand(x, weight, value_channels=m), None, []
     split = [None] * len(pieces) if starts is None else starts.split(pieces, dim=1)
     for piece, own in zip(x.split(pieces, dim=1), split, strict=True):
-        state, left = call(piece, before, own)
-        before = None if left is None or left.dtype == torch.uint8 else left
+        state, before = call(piece, before, own)
         states.append(state)
     return torch.cat(states, dim=1)
 

@@ -138,9 +138,7 @@ class CachedStep(NamedTuple):
             if residual is not None:
                 check_returned(f"sublayers[{number}]", written, context)
                 write = residual.write(
-                    *(state, written, context),
-                    value if residual.reads_value else None,
-                    gate if residual.reads_gate else None,
+                    *(state, written, context, value, gate),
                     keep=keep,
                     document_starts=document_starts,
                     slot=Slot(history, f"residuals.{number}"),

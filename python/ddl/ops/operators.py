@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -109,30 +110,37 @@ def _run(operator: Operator, first: Tensor, *others: Any) -> Any:
 
 
 def bind(
-    operator: Operator, device: torch.device, fixed: Sequence[Any], last: Sequence[Any]
+    operator: Operator,
+    device: torch.device,
+    fixed: Sequence[Any],
+    last: Sequence[Any],
+    **outputs: bool,
 ) -> Callable[..., Any]:
     """Return a cached operator with everything fixed but its first and its last two tensors.
 
     These are its arguments, by position; the last two are what past tokens left, and which tokens
     start a document. It is one function, because its callers come to it with cold caches
     (ddl/nn/cached.py). device: of the tensors that it will be called with. fixed: the arguments
-    between, in order. last: those after all others.
+    between, in order. last: those after all others. outputs: by name, whether an output is there;
+    the result has None for one that is not, which kernels return as an empty tensor.
     """
     overload, direct = OVERLOADS[operator.name], DIRECT[operator.name]
     entry, is_inference_mode_enabled = private.entry_of(overload), torch.is_inference_mode_enabled
+    names = enumerate(operator.outputs)
+    with_none = itemgetter(*(at if outputs.get(name, True) else -1 for at, name in names))
 
     def plain(*tensors: Any) -> Any:
         arguments = operator.Arguments(*tensors[:-2], *fixed, *tensors[-2:], *last)
         return run_plain(operator, arguments)
 
     def compiled(*tensors: Any) -> Any:
-        return overload(*tensors[:-2], *fixed, *tensors[-2:], *last)
+        return with_none((*overload(*tensors[:-2], *fixed, *tensors[-2:], *last), None))
 
     def bound(*tensors: Any) -> Any:
         # In inference mode the dispatcher goes to the kernel, and there is nothing to record.
         call = entry if is_inference_mode_enabled() else direct
         try:
-            return call(*tensors[:-2], *fixed, *tensors[-2:], *last)
+            return with_none((*call(*tensors[:-2], *fixed, *tensors[-2:], *last), None))
         except (RuntimeError, TypeError) as error:
             raise_refusal(operator, (*tensors[:-2], *fixed, *tensors[-2:], *last), error)
 

@@ -322,6 +322,7 @@ TITAN_RUNS: dict[str, dict[str, Any]] = {  # of `parallelize`
     "compiled, and recomputed if torch can": {"ac": BEFORE_2_15, "compiled": True},
     "bfloat16": {"dtype": "bfloat16"},
     "whole blocks in float32, one compiled": {"whole": True},
+    "whole blocks in bfloat16": {"whole": True, "dtype": "bfloat16"},
 }
 
 
@@ -352,9 +353,11 @@ def parallelized(
     )
 
 
-def in_whole_blocks(model: Any, mesh: Any) -> None:
+def in_whole_blocks(model: Any, mesh: Any, dtype: str = "float32") -> None:
     """Shard as torchtitan's own function, one block compiled."""
-    policy = MixedPrecisionPolicy(param_dtype=F32, reduce_dtype=F32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(
+        param_dtype=getattr(torch, dtype), reduce_dtype=F32, cast_forward_inputs=False
+    )
     model.layers["1"].compile(backend="aot_eager", fullgraph=True)
     for part in (model.tok_embeddings, [model.norm, model.lm_head], *model.layers.values(), model):
         fully_shard(part, mesh=mesh, mp_policy=policy)
@@ -383,11 +386,11 @@ def mean_gradients(model: nn.Module, loss_of: Any) -> dict[str, Tensor]:
     return {name: (grad + found[1][name]) / 2 for name, grad in found[0].items()}
 
 
-def lowered(model: Any, dtype: str) -> Any:
-    """A copy in which everything but the stream is in bfloat16, if that is the dtype."""
+def lowered(model: Any, dtype: str = "float32", whole: bool = False) -> Any:
+    """A copy; if the dtype is bfloat16, all is in it, or without `whole` all but the stream."""
     model = copy.deepcopy(model)
     for name, parameter in model.named_parameters():
-        if dtype == "bfloat16" and ".delta." not in name:
+        if dtype == "bfloat16" and (whole or ".delta." not in name):
             parameter.data = parameter.bfloat16()
             if not BEFORE_2_15:
                 parameter.grad_dtype = None
@@ -416,11 +419,11 @@ def said(titan, lit, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
         mesh = torch.distributed.init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
         found: dict[str, Any] = {}
         for name, run in TITAN_RUNS.items():
-            alone = lowered(plain, run.get("dtype", "float32"))
+            alone = lowered(plain, run.get("dtype", "float32"), run.get("whole", False))
             with torch.device("meta"):
                 model = titan_model(titan, options)
             if run.get("whole"):
-                in_whole_blocks(model, mesh)
+                in_whole_blocks(model, mesh, run.get("dtype", "float32"))
             else:
                 parallelized(titan, model, dims(mesh), **run)
             model.to_empty(device="cpu")
@@ -436,15 +439,17 @@ def said(titan, lit, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
                     parameter.copy_(full.redistribute(placements=parameter.placements))
             titan_loss(model, rank).backward()
             found[name] = worst_gradient(model, mean_gradients(alone, titan_loss))
-        model = DistributedDataParallel(copy.deepcopy(lit_plain))
-        lit_loss(model, rank).backward()
-        found["litgpt"] = worst_gradient(model, mean_gradients(lit_plain, lit_loss))
+        for name, dtype in {"litgpt": F32, "litgpt, bf16-true": torch.bfloat16}.items():
+            model = DistributedDataParallel(copy.deepcopy(lit_plain).to(dtype))
+            lit_loss(model, rank).backward()
+            alone = mean_gradients(copy.deepcopy(lit_plain).to(dtype), lit_loss)
+            found[name] = worst_gradient(model, alone)
         found |= refused(mesh)
         (folder / f"{rank}.json").write_text(json.dumps(found))
 
     def refused(mesh: Any) -> dict[str, str]:
         part = distribute_tensor(torch.randn(12, 16), mesh, [Shard(0)])
-        inside, outside, cast = (titan_model(titan, options) for _ in range(3))
+        inside, outside = (titan_model(titan, options) for _ in range(2))
         ways: dict[str, Any] = {"w1": ColwiseParallel(), "w3": ColwiseParallel()}
         for model, output in (
             (inside, RowwiseParallel()),
@@ -455,13 +460,9 @@ def said(titan, lit, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
         torch.testing.assert_close(
             titan_logits(inside, tokens(12)), titan_logits(plain, tokens(12))
         )
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-        for block in cast.layers.values():
-            fully_shard(block, mp_policy=policy)
         found = {
             "x": refusal(lambda: plain.layers["0"](part, None)),
             "sublayer_out": refusal(lambda: titan_logits(outside, tokens(12))),
-            "gate": refusal(lambda: titan_logits(fully_shard(cast), tokens(12))),
         }
         for name in ("tp", "cp", "pp"):
             enabled = dims(mesh, **{f"{name}_enabled": True})
@@ -474,15 +475,16 @@ def said(titan, lit, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     return first
 
 
-@pytest.mark.parametrize("name", [*TITAN_RUNS, "litgpt"])
+@pytest.mark.parametrize("name", [*TITAN_RUNS, "litgpt", "litgpt, bf16-true"])
 def test_gradients_in_two_processes_are_those_of_one(name, said):
-    assert said[name] < 1e-5
+    rounded = name == "litgpt, bf16-true"  # DDP averages in the dtype of the parameters
+    assert said[name] < (5e-3 if rounded else 1e-5)
 
 
 def test_what_is_refused_is_refused_in_these_sentences(said):
     (block,) = (text for language, text in BLOCKS if language == "text")
     sentences = [" ".join(part.split()) for part in block.split("\n\n")]
-    assert [said[name] for name in ("x", "sublayer_out", "gate")] == [
+    assert [said[name] for name in ("x", "sublayer_out")] == [
         f"TypeError: {sentence}" for sentence in sentences
     ]
     ours = "NotImplementedError: a DeltaModel has data parallelism only"

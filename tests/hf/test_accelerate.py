@@ -1,4 +1,7 @@
-"""`accelerate launch` and the Trainer: two processes take the steps of one with the whole batch."""
+"""`accelerate launch` and the Trainer: two processes take the steps of one with the whole batch.
+
+In float32, and in bfloat16 by autocast.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +30,32 @@ from ddl.lab.config import GPTConfig
 from ddl.hf import from_gpt
 from ddl.models import GPT
 
-torch.manual_seed(1)
+out, processes = sys.argv[1], int(sys.argv[2])
 sizes = {"vocab_size": 61, "block_size": 40, "num_layers": 2, "num_heads": 2, "hidden_size": 32}
-model = from_gpt(GPT(GPTConfig(**sizes)))
 starts = torch.randint(61, (64, 1), generator=torch.Generator().manual_seed(2))
 rows = [{"input_ids": row, "labels": row} for row in (starts + torch.arange(24)) % 61]
-out, processes = sys.argv[1], int(sys.argv[2])
-arguments = TrainingArguments(
-    out,
-    max_steps=4,
-    per_device_train_batch_size=8 // processes,
-    learning_rate=1e-2,
-    logging_steps=1,
-    save_strategy="no",
-    use_cpu=True,
-    report_to=[],
-    disable_tqdm=True,
-    ddp_find_unused_parameters=False,
-)
-trainer = Trainer(model, arguments, train_dataset=rows)
-trainer.train()
-assert trainer.accelerator.num_processes == processes
-trainer.save_model(out)
-trainer.save_state()
+for bf16 in (False, True):
+    torch.manual_seed(1)
+    model = from_gpt(GPT(GPTConfig(**sizes)))
+    arguments = TrainingArguments(
+        f"{out}/{bf16}",
+        max_steps=4,
+        per_device_train_batch_size=8 // processes,
+        learning_rate=1e-2,
+        logging_steps=1,
+        save_strategy="no",
+        use_cpu=True,
+        bf16=bf16,
+        report_to=[],
+        disable_tqdm=True,
+        ddp_find_unused_parameters=False,
+    )
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    assert trainer.accelerator.num_processes == processes
+    assert trainer.accelerator.native_amp == bf16
+    trainer.save_model()
+    trainer.save_state()
 """
 PAGE = (ROOT / "docs" / "huggingface.md").read_text(encoding="utf-8")
 
@@ -84,11 +90,14 @@ def test_two_processes_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     runpy.run_path(str(script))
     launch(tmp_path, str(two), "2")
 
-    assert len(losses(one)) == 4
-    assert losses(two) == pytest.approx(losses(one), rel=0, abs=1e-5)
-    assert {"config.json", "model.safetensors", "trainer_state.json"} <= set(names(two))
-    models = [AutoModelForCausalLM.from_pretrained(out) for out in (one, two)]
-    idx = (torch.arange(5)[:, None] + torch.arange(12)) % 61
-    alone, together = (model(idx, labels=idx).loss for model in models)
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-4)
-    assert alone < losses(one)[0] - 0.2  # it has learnt something, which the files hold
+    for bf16, tolerance in {"False": 1e-5, "True": 2e-3}.items():
+        alone, together = losses(one / bf16), losses(two / bf16)
+        assert len(alone) == 4
+        assert together == pytest.approx(alone, rel=0, abs=tolerance)
+        assert {"config.json", "model.safetensors", "trainer_state.json"} <= set(names(two / bf16))
+        models = [AutoModelForCausalLM.from_pretrained(out / bf16) for out in (one, two)]
+        idx = (torch.arange(5)[:, None] + torch.arange(12)) % 61
+        of_one, of_two = (model(idx, labels=idx).loss for model in models)
+        torch.testing.assert_close(of_two, of_one, rtol=0, atol=10 * tolerance)
+        assert of_one < alone[0] - 0.2  # it has learnt something, which the files hold
+    assert losses(one / "True") != losses(one / "False")

@@ -18,7 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from ddl.lab import cli
-from tests.nn.test_parallel_refused import PART, POLICY, SHARD
+from tests.nn.test_parallel_refused import PART, SHARD
 from tests.support import ROOT
 from tests.support.processes import command, together
 
@@ -129,7 +129,7 @@ def test_every_command_runs() -> None:
 def test_the_sentences() -> None:
     (block,) = (text for language, text in BLOCKS if language == "text")
     sentences = [" ".join(part.split()) for part in block.split("\n\n")]
-    assert sentences == [f"`x` must be{PART}", SHARD.format("reads[1]"), POLICY]
+    assert sentences == [f"`x` must be{PART}", SHARD.format("reads[1]")]
 
 
 def test_linked_files_exist() -> None:

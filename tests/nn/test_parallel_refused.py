@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -29,11 +30,6 @@ SHARD = (
     " fully_shard, and its sublayers if you like, but no single read or residual, because these are"
     " never called"
 )
-POLICY = (
-    "`reads[0]` must keep the dtype of its parameters, because gates and reads are computed in it,"
-    " got a MixedPrecisionPolicy with param_dtype torch.bfloat16: give that policy to each"
-    " sublayer, and none to the stream around them"
-)
 
 
 def stream(**options: Any) -> DeltaStream:
@@ -50,16 +46,6 @@ def sharded(path: str, *, then_all: bool = False, **options: Any) -> Act:
         if then_all:
             fully_shard(module)
         return module(normal(B, T, D, dtype=F32))
-
-    return act
-
-
-def cast(wrap: Callable[[DeltaStream], nn.Module]) -> Act:
-    """Give a stream, or what is around it, to fully_shard with a policy of bfloat16."""
-
-    def act(mesh: Any) -> Tensor:
-        policy = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=F32)
-        return fully_shard(wrap(stream()), mp_policy=policy)(normal(B, T, D, dtype=F32))
 
     return act
 
@@ -162,8 +148,6 @@ CASES |= {
         sharded("residuals.1.gate.0", gate="mlp"),
         SHARD.format("residuals[1].gate.0"),
     ),
-    "bfloat16: the stream": (cast(lambda module: module), POLICY),
-    "bfloat16: its parent alone": (cast(nn.Sequential), POLICY),
 }
 CASES |= {
     f"replaced: {path}": (replaced(path, **options), SHARD.format(named))
@@ -210,17 +194,34 @@ CASES |= {
 }
 
 
+def cast(module: nn.Module) -> Tensor:
+    """Give a module to fully_shard with a policy of bfloat16, and call it."""
+    policy = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=F32)
+    readout: Tensor = fully_shard(module, mp_policy=policy)(normal(B, T, D, dtype=F32))
+    assert readout.dtype == BF16
+    readout.sum().backward()
+    return readout
+
+
 def cast_around(mesh: Any) -> None:
     """A policy of bfloat16 for the sublayers and the stream's parent, none for the stream."""
     inner = stream()
     for sublayer in inner.sublayers:
         fully_shard(sublayer, mp_policy=MixedPrecisionPolicy(param_dtype=BF16))
     module = nn.Sequential(fully_shard(inner))
-    readout = cast(lambda _: module)(mesh)
-    assert isinstance(readout, Tensor)
-    assert readout.dtype == BF16  # as its input, which the policy has cast
-    readout.sum().backward()
+    cast(module)
     assert {parameter.grad.dtype for parameter in module.parameters()} == {F32}
+
+
+def cast_all(mesh: Any) -> None:
+    """A policy of bfloat16 for a stream, or for what is around it, is `stream.bfloat16()`."""
+    for module in (stream(), nn.Sequential(stream())):
+        whole = copy.deepcopy(module).bfloat16()
+        expected = whole(normal(B, T, D, dtype=F32).bfloat16())
+        expected.sum().backward()
+        assert torch.equal(cast(module), expected)
+        for parameter, same in zip(module.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(parameter.grad.full_tensor().bfloat16(), same.grad)
 
 
 def sharded_expansion(mesh: Any) -> None:
@@ -228,7 +229,7 @@ def sharded_expansion(mesh: Any) -> None:
     sharded("expand")(mesh)
 
 
-ACCEPTED = [cast_around, sharded_expansion]
+ACCEPTED = [cast_around, cast_all, sharded_expansion]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from torch import Tensor, distributed, nn
 
 from ddl.ops import checks
 from ddl.ops.checks import check_dtype, check_is_plain, check_mask, check_shape, check_stored
-from ddl.ops.private import gathered_in
 
 from .adapters import active, forward_of, is_offloaded
 
@@ -100,7 +99,7 @@ def _below_others(name: str, module: Any, kind: type[Module]) -> Module:
 
 
 def _check_gathered(name: str, module: nn.Module) -> None:
-    """Raise TypeError if FSDP2 shards a module by itself, or gathers it in another dtype."""
+    """Raise TypeError if FSDP2 shards a module by itself."""
     for path, part in module.named_modules(prefix=name):
         for parameter in part.parameters(recurse=False):
             if checks.is_distributed(parameter):
@@ -109,13 +108,6 @@ def _check_gathered(name: str, module: nn.Module) -> None:
                     " the stream as a whole to fully_shard, and its sublayers if you like, but no"
                     " single read or residual, because these are never called"
                 )
-        dtype = gathered_in(part)
-        if dtype is not None:
-            raise TypeError(
-                f"`{path}` must keep the dtype of its parameters, because gates and reads are"
-                f" computed in it, got a MixedPrecisionPolicy with param_dtype {dtype}: give that"
-                " policy to each sublayer, and none to the stream around them"
-            )
 
 
 def report_other_options(

@@ -101,22 +101,6 @@ def uncompiled(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
-def gathered_in(module: torch.nn.Module) -> torch.dtype | None:
-    """The dtype to which fully_shard casts a module's own parameters when it gathers them.
-
-    The hook that it puts on such a module knows their group. None if nothing is cast, and without
-    the names.
-    """
-    for hook in getattr(module, "_state_dict_pre_hooks", {}).values():
-        for cell in getattr(getattr(hook, "hook", hook), "__closure__", None) or ():
-            for parameter in getattr(cell.cell_contents, "fsdp_params", ()):
-                owner = getattr(getattr(parameter, "_module_info", None), "module", None)
-                dtype = getattr(parameter, "param_dtype", None)
-                if owner is module and dtype is not None:
-                    return dtype
-    return None
-
-
 class FakeTensorTools(NamedTuple):
     """Names with which a module runs on tensors without memory (ddl.cuda.warmup)."""
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from accelerate import dispatch_model
+from accelerate import FullyShardedDataParallelPlugin, dispatch_model
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import _cast_fp_tensor
+from torch.distributed.utils import _apply_to_tensors
 from torch.nn.utils import weight_norm
+from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
@@ -22,12 +28,14 @@ import ddl
 from ddl import hf
 from ddl.hf.decoders.stream import Pass, Stream
 from ddl.nanogpt.annealing import Annealing
-from ddl.results import Chain
+from ddl.results import Chain, Write
 from tests.support.decoder_cases import VARIANTS, VOCABULARY, converted, plain, tokens
 from tests.support.hf_cases import CHECKPOINTING
 from tests.support.kept import kept_states_by_device
 from tests.support.processes import together
 from tests.support.sampling import few
+
+from .test_page import BLOCKS
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "annealed": {
@@ -204,19 +212,89 @@ def test_fsdp2_gathers_every_layer(variant, recomputed, tmp_path):
         for layer in model.model.layers:
             fully_shard(layer)
         fully_shard(model)
-        mine = idx[rank : rank + 1]
-        model(mine, labels=mine).loss.backward()
-        sum(alone(row[None], labels=row[None]).loss / 2 for row in idx).backward()
-        for (name, p), (_, q) in zip(
-            model.named_parameters(), alone.named_parameters(), strict=True
-        ):
-            assert (p.grad is None) == (q.grad is None), name
-            if q.grad is not None:
-                whole: Any = p.grad
-                torch.testing.assert_close(whole.full_tensor(), q.grad, msg=name)
+        same_gradients(rank, model, alone, idx)
         before = steps_of(model)
         torch.optim.AdamW(model.parameters()).step()
         assert steps_of(model) == [step + 1 for step in before]
+
+    together(2, tmp_path, act)
+
+
+def same_gradients(rank: int, model: Any, alone: Any, idx: Tensor) -> None:
+    """Compare a sharded model's gradients, of one sequence in each process, with those of both."""
+    mine = idx[rank : rank + 1]
+    model(mine, labels=mine).loss.backward()
+    expected: dict[str, Tensor] = {}
+    for row in idx:
+        alone.zero_grad()
+        alone(row[None], labels=row[None]).loss.backward()
+        for name, q in alone.named_parameters():
+            if q.grad is not None:
+                part = q.grad.to(model.dtype) / len(idx)
+                expected[name] = part + expected.get(name, 0)
+    for name, p in model.named_parameters():
+        assert (p.grad is None) == (name not in expected), name
+        if p.grad is not None:
+            torch.testing.assert_close(p.grad.full_tensor(), expected[name], msg=name)
+
+
+def sharded_by_accelerate(model: Any) -> Any:
+    """As accelerate does it with `fsdp_version: 2`; its Accelerator asks for a GPU."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+    )
+    plugin.set_mixed_precision("bf16")
+    assert plugin.mixed_precision_policy.output_dtype == torch.bfloat16
+    # Sums in bfloat16 would be compared with nothing but a tolerance.
+    plugin.mixed_precision_policy = dataclasses.replace(
+        plugin.mixed_precision_policy, reduce_dtype=torch.float32
+    )
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        mixed_precision="bf16",
+        device=torch.device("cpu"),
+        is_main_process=True,
+    )
+    return fsdp2_prepare_model(accelerator, model)
+
+
+def sharded_by_the_page(model: Any) -> Any:
+    names: dict[str, Any] = {"torch": torch}
+    exec(next(text for text in BLOCKS if "def shard(" in text), names)
+    return names["shard"](model)
+
+
+def sharded_in_layers(model: Any) -> Any:
+    """With a policy for the layers alone."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in model.model.layers:
+        fully_shard(layer, mp_policy=policy)
+    return fully_shard(model)
+
+
+SHARD = [sharded_by_the_page, sharded_by_accelerate, sharded_in_layers]
+
+
+@pytest.mark.table(1)
+@pytest.mark.parametrize("shard", SHARD)
+@some
+def test_fsdp2_gathers_every_layer_in_bfloat16(variant, shard, tmp_path):
+    """The model computes what it does after `model.bfloat16()`; gradients are summed in float32."""
+
+    def act(rank: int) -> None:
+        torch.distributed.init_process_group("gloo")
+        model, idx = converted(variant).train(), tokens()
+        alone = copy.deepcopy(model)
+        alone.model.embed_tokens.register_forward_hook(lambda *given: given[-1].bfloat16())
+        for part in (alone.model.layers,) if shard is sharded_in_layers else alone.children():
+            part.bfloat16()
+        alone.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.clone()
+        if TorchVersion(torch.__version__) >= "2.15":  # then FSDP2 takes gradients as they come
+            for parameter in alone.parameters():
+                parameter.grad_dtype = None
+        same_gradients(rank, shard(model), alone, idx)
 
     together(2, tmp_path, act)
 
@@ -261,6 +339,20 @@ def test_parameters_that_hooks_compute():
         assert not torch.allclose(model(idx).logits, before)
         model(idx, labels=idx).loss.backward()
         assert own.grad.any()
+
+
+def test_a_stream_keeps_its_dtypes():
+    """FSDP2 casts every tensor in a dataclass and in the tuples in it."""
+    write = Write(torch.randn(2, 3, 4).bfloat16(), torch.randn(2, 3, 1), torch.rand(2, 3), 0.1)
+    within = Pass(None, None, None, torch.tensor(0.3))
+    stream = Stream(torch.randn(2, 3, 4, 1), within, write, Chain(4, torch.randn(2, 3, 4, 1)))
+    for _ in range(2):  # a rewrite is done in place
+        cast = _apply_to_tensors(partial(_cast_fp_tensor, torch.bfloat16), [stream])[0]
+        assert cast is not stream
+        for name in ("state", "within", "chain"):
+            assert getattr(cast, name) is getattr(stream, name)
+        assert cast.write == stream.write
+        stream.tensor()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -120,6 +120,14 @@ class Scale(nn.Module):
         return self.parameters()
 
 
+class Parts:
+    """The parts of a stream, where FSDP2 does not look for tensors to cast."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.state, self.within = stream.state, stream.within
+        self.write, self.chain = stream.write, stream.chain
+
+
 @dataclass(eq=False, repr=False)
 class Stream:
     """A state X (B, T, d, m) in place of a decoder's hidden states (B, T, d).
@@ -129,15 +137,31 @@ class Stream:
 
     A rewrite is done together with the next read, in one pass over memory, so it is kept until
     then: `write` is one that `state` has not had yet. chain: as in DeltaStream, the rewrites since
-    the last stored state.
+    the last stored state. last_read: raw, and normalised.
+
+    A stream keeps its dtypes. FSDP2 rebuilds it at every layer, around tensors in the dtype of its
+    MixedPrecisionPolicy and then around tensors with hooks; it takes the second alone. parts: of
+    the stream that it was rebuilt from.
     """
 
     state: Tensor
     within: Pass
     write: Write | None = None
     chain: Chain | None = None
-    last_read: tuple[Place, Tensor, Tensor] | None = field(default=None, init=False)
-    """Raw, and normalised."""
+    parts: Parts | None = None
+
+    def __post_init__(self) -> None:
+        self.last_read: tuple[Place, Tensor, Tensor] | None = None
+        if self.parts is not None:
+            self._restore(self.parts)
+        self.parts = Parts(self)
+
+    def _restore(self, parts: Parts) -> None:
+        self.within, self.chain = parts.within, parts.chain
+        self.state = _unless_cast(self.state, parts.state)
+        if self.write is not None and parts.write is not None:
+            k, v, gate = map(_unless_cast, self.write[:3], parts.write[:3])
+            self.write = Write(k, v, gate, *parts.write[3:])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -165,6 +189,7 @@ class Stream:
         if self.write is not None:
             self.state, self.write = functional.write_to(self.state, self.write), None
             self.chain = None if self.chain is None else Chain(self.chain.anchor_every)
+            self.parts = Parts(self)
         return self.state
 
     def raw(self, read: Read, slot: Slot | None) -> Tensor:
@@ -179,7 +204,7 @@ class Stream:
             self.state, (x, _, _), self.chain = rewritten_and_read(
                 *(self.state, self.write, parameters, slot), chain=self.chain, starts=starts
             )
-            self.write = None
+            self.write, self.parts = None, Parts(self)
         return x
 
     def plus(self, written: Tensor) -> Stream:
@@ -223,6 +248,10 @@ class Stream:
             return NotImplemented
         stream, written = args if isinstance(args[0], Stream) else args[::-1]
         return stream.plus(written)
+
+
+def _unless_cast(tensor: Tensor, before: Tensor) -> Tensor:
+    return tensor if tensor.dtype == before.dtype else before
 
 
 def _flatten(stream: Stream) -> tuple[list[Any], Any]:

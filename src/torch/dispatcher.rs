@@ -1,7 +1,8 @@
 //! The shims that only kernels which torch's dispatcher calls need. Traps of the ABI:
 //!
 //! - A tensor on the dispatcher's stack is a handle that the callee owns and deletes. So is one that it returns.
-//! - An optional is null, or points to a word that C++'s `new` made and that the callee deletes.
+//! - An optional is null, or points to a word on torch's heap, which the callee deletes: by a shim since torch 2.13, by
+//!   C++'s `operator delete` before.
 //! - A list is a handle that the callee owns and deletes; so are the tensors in it, one by one.
 //! - A float is its bits, a dtype an i32 and a bool a byte of the word.
 //! - `aoti_torch_check` throws.
@@ -22,7 +23,7 @@ pub type Kernel = unsafe extern "C-unwind" fn(*mut Word, u64, u64);
 functions! {
     Functions {
         fn aoti_torch_library_init_impl(*const c_char, *const c_char, *const c_char, u32, *mut *mut c_void) -> i32;
-        fn aoti_torch_library_impl(*mut c_void, *const c_char, Kernel) -> i32;
+        fn torch_library_impl(*mut c_void, *const c_char, Kernel, u64) -> i32;
         fn aoti_torch_check(bool, *const c_char, *const c_char, u32, *const c_char);
         fn torch_list_size(*mut c_void, *mut usize) -> i32;
         fn torch_list_get_item(*mut c_void, usize, *mut Word) -> i32;
@@ -31,11 +32,24 @@ functions! {
 }
 
 functions! {
-    /// C++'s `operator delete`.
-    Delete {
-        fn _ZdlPv(*mut c_void);
-    }
+    /// Since torch 2.13.
+    WordFunctions { fn torch_delete_stable_ivalue(*mut Word) -> i32; }
 }
+
+functions! {
+    /// C++'s `operator delete`.
+    OperatorDelete { fn _ZdlPv(*mut c_void); }
+}
+
+/// Deletes the words of optionals.
+enum Delete {
+    Shim(WordFunctions),
+    Operator(OperatorDelete),
+}
+
+/// The version of torch whose words this library decodes and encodes: the oldest one that it runs with. Newer versions
+/// keep to it for a kernel that names it.
+const ABI_VERSION: u64 = 2 << 56 | 10 << 48;
 
 /// The dispatcher of this process.
 pub struct Dispatcher {
@@ -51,8 +65,13 @@ pub fn find(libtorch_cpu: &str) -> std::result::Result<&'static Dispatcher, Stri
         Library::already_open(libtorch_cpu).ok_or_else(|| format!("torch has not opened {libtorch_cpu}"))?;
     shims::find(&library, libtorch_cpu)?;
     let functions = Functions::load(&library)?;
-    // As torch finds it: that of a preloaded allocator or sanitizer, or else the C++ library's.
-    let delete = Delete::load(&Library::global()).or_else(|_| Delete::load(&library))?;
+    let delete = match WordFunctions::load(&library) {
+        Ok(shim) => Delete::Shim(shim),
+        // As torch finds it: that of a preloaded allocator or sanitizer, or else the C++ library's.
+        Err(_) => Delete::Operator(
+            OperatorDelete::load(&Library::global()).or_else(|_| OperatorDelete::load(&library))?,
+        ),
+    };
     Ok(DISPATCHER.get_or_init(|| Dispatcher { functions, delete }))
 }
 
@@ -74,9 +93,15 @@ impl Dispatcher {
                 FILE.as_ptr(),
                 line!(),
                 &mut library,
-            ) | (f.aoti_torch_library_impl)(library, name.as_ptr(), kernel)
+            )
         };
-        if status == 0 { Ok(()) } else { Err(format!("torch refused the {key:?} kernel of {name:?}")) }
+        // SAFETY: the library that torch has just made, and a terminated string.
+        if status != 0 || unsafe { (f.torch_library_impl)(library, name.as_ptr(), kernel, ABI_VERSION) } != 0
+        {
+            let refused = format!("torch refused the {key:?} kernel of {name:?}");
+            return Err(shims::shims().with_reason(&refused));
+        }
+        Ok(())
     }
 
     /// Takes the word that an optional of the stack points to; None if it is null.
@@ -85,10 +110,14 @@ impl Dispatcher {
     /// `word` is an optional that the caller owns, and does not use again.
     pub unsafe fn optional(&self, word: Word) -> Option<Word> {
         let pointer = word as *mut Word;
-        // SAFETY: null, or a word from C++'s `new`, by the contract above.
+        // SAFETY: null, or a word on torch's heap, by the contract above.
         let value = unsafe { pointer.as_ref() }.copied()?;
-        // SAFETY: as above; it is not read again.
-        unsafe { (self.delete._ZdlPv)(pointer.cast()) };
+        match &self.delete {
+            // SAFETY: as above; it is not read again.
+            Delete::Shim(shim) => _ = unsafe { (shim.torch_delete_stable_ivalue)(pointer) },
+            // SAFETY: as above.
+            Delete::Operator(operator) => unsafe { (operator._ZdlPv)(pointer.cast()) },
+        }
         Some(value)
     }
 

@@ -94,7 +94,7 @@ impl Owned {
         // SAFETY: two live tensors.
         match unsafe { shims().copy(self.0, other.0) } {
             true => Ok(()),
-            false => Err(Error::Internal("torch could not copy a tensor; the lines above say why".into())),
+            false => Err(Error::Internal(shims().with_reason("torch could not copy a tensor"))),
         }
     }
 
@@ -127,7 +127,7 @@ pub fn last_axis_first(from: &Tensor) -> Result<Owned> {
     // SAFETY: these are the elements of `from`, which outlives the view.
     let view = unsafe { shims().view_of(&view) }
         .map(Owned)
-        .ok_or_else(|| Error::Internal("torch could not view a weight; the lines above say why".into()))?;
+        .ok_or_else(|| Error::Internal(shims().with_reason("torch could not view a weight")))?;
     copy.copy_from(&view)?;
     Ok(copy)
 }

@@ -1,10 +1,11 @@
 //! torch's C shims, through which this library talks to torch, found in the libraries that Python has open.
 //!
-//! Declared in torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h; all are there since torch
-//! 2.10. Nothing of torch is linked, so one build serves every version. A shim that fails prints a trace to stderr and
-//! returns nonzero.
+//! Declared in torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h;
+//! docs/decisions/native-registration.md says which torch brought which. Nothing of torch is linked, so one build serves
+//! every version from 2.10 on. A shim that fails returns nonzero. Before 2.13 it prints why to stderr; since then it
+//! keeps the message.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
@@ -38,6 +39,11 @@ functions! {
 }
 
 functions! {
+    /// Since torch 2.13.
+    Messages { fn torch_exception_get_what_without_backtrace() -> *const c_char; }
+}
+
+functions! {
     /// From libtorch_cuda.so.
     CudaFunctions { fn aoti_torch_get_current_cuda_stream(i32, *mut *mut c_void) -> i32; }
 }
@@ -45,6 +51,7 @@ functions! {
 /// The shims of this process.
 pub struct Shims {
     functions: Functions,
+    messages: Option<Messages>,
     /// the folder of torch's libraries
     folder: PathBuf,
 }
@@ -55,8 +62,9 @@ static SHIMS: OnceLock<Shims> = OnceLock::new();
 #[cfg(feature = "python")]
 pub fn find(library: &Library, libtorch_cpu: &str) -> std::result::Result<(), String> {
     let functions = Functions::load(library)?;
+    let messages = Messages::load(library).ok();
     let folder = Path::new(libtorch_cpu).parent().map(Path::to_path_buf).unwrap_or_default();
-    SHIMS.get_or_init(|| Shims { functions, folder });
+    SHIMS.get_or_init(|| Shims { functions, messages, folder });
     Ok(())
 }
 
@@ -69,9 +77,10 @@ pub fn find_linked() -> Result<&'static Shims> {
     let program = Library::global();
     let load = || {
         let functions = Functions::load(&program)?;
+        let messages = Messages::load(&program).ok();
         let file = crate::library::file_of(functions.aoti_torch_get_dim as *const c_void);
         let folder = file.as_deref().and_then(Path::parent).map(Path::to_path_buf).unwrap_or_default();
-        Ok(Shims { functions, folder })
+        Ok(Shims { functions, messages, folder })
     };
     let found = load().map_err(|reason: String| {
         Error::Internal(format!("ddl-rs needs a libtorch of version 2.10 or newer: {reason}"))
@@ -97,6 +106,16 @@ pub struct Properties<'a> {
 }
 
 impl Shims {
+    /// Returns the sentence with the reason for which a shim has just failed on this thread, if torch keeps it.
+    pub fn with_reason(&self, sentence: &str) -> String {
+        let Some(messages) = &self.messages else {
+            return format!("{sentence}; the lines above say why");
+        };
+        // SAFETY: a terminated string, which torch keeps until this thread's next failure.
+        let reason = unsafe { CStr::from_ptr((messages.torch_exception_get_what_without_backtrace)()) };
+        format!("{sentence}: {}", reason.to_string_lossy().trim_end())
+    }
+
     /// Reads a tensor's properties; None if a shim fails, as it does for one without storage.
     ///
     /// # Safety
@@ -132,7 +151,7 @@ impl Shims {
         Some(Properties { data: data.cast(), sizes, strides, dtype, device_type, device_index })
     }
 
-    /// Allocates a tensor; None if there is too little memory. Torch prints why.
+    /// Allocates a tensor; None if there is too little memory.
     pub fn empty_strided(
         &self,
         sizes: &[i64],
@@ -222,7 +241,7 @@ impl Shims {
         if status == 0 {
             Ok(stream as u64)
         } else {
-            Err(Error::Cuda(format!("torch has no stream on cuda:{index}")))
+            Err(Error::Cuda(self.with_reason(&format!("torch has no stream on cuda:{index}"))))
         }
     }
 }

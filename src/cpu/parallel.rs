@@ -3,7 +3,7 @@
 //! Torch's OpenMP workers spin for milliseconds after each of its parallel regions, so a second pool would
 //! compete for the same cores in the middle of a training step (measured: benchmarks/LOG.md). On Linux torch's
 //! `#pragma omp parallel` compiles to libgomp's `GOMP_parallel`, which is looked up in the running process.
-//! Without it, rayon is used.
+//! Without it, rayon is used. If another OpenMP is preloaded, the loader gives its `GOMP_parallel` to torch and to us.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -73,7 +73,7 @@ unsafe extern "C" fn drain<T: Send, E: Send, F: Fn(T) -> Result<(), E> + Sync>(q
     }
 }
 
-/// Looks up `GOMP_parallel` in the process's global scope, where torch's libgomp is.
+/// Looks up `GOMP_parallel` in the process's global scope, where torch's libgomp is, behind a preloaded one.
 fn gomp_parallel() -> Option<GompParallel> {
     static FOUND: OnceLock<Option<GompParallel>> = OnceLock::new();
     *FOUND.get_or_init(|| {

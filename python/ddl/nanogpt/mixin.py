@@ -67,6 +67,15 @@ class WithOptions(Rebuilt, nn.Module):
             if isinstance(module, DeltaResidual | Read | Expand | Annealing):
                 module.reset_parameters()
 
+    def of_stream(self) -> set[str]:
+        """The names in the state dict of what the conversion added."""
+        new = {id(parameter) for parameter in never_decayed(self)}
+        names = {name for name, parameter in self.named_parameters() if id(parameter) in new}
+        for name, module in self.named_modules():
+            if isinstance(module, Annealing):
+                names.add(f"{name}.step")
+        return names
+
     # --- the options in the state dict's metadata, which torch saves and loads with it ------------
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -81,9 +90,48 @@ class WithOptions(Rebuilt, nn.Module):
         """Do as nn.Module, and report an error if the state dict is of other options."""
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         metadata = getattr(state_dict, "_metadata", None)
-        theirs = named_as_today(local_metadata.get(DELTA_ARGS) or options_in(metadata) or {})
+        args[-1].extend(self._other_options(local_metadata.get(DELTA_ARGS) or options_in(metadata)))
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Do as nn.Module, which would list every entry for a model that was converted otherwise.
+
+        Raises RuntimeError with one sentence if the state dict is of other options, or of a model
+        that was not converted.
+        """
+        errors = self._other_options(options_in(getattr(state_dict, "_metadata", None)))
+        if strict and not errors and isinstance(state_dict, Mapping):
+            errors = self._other_entries(state_dict)
+        if errors:
+            errors.insert(0, f"Error(s) in loading state_dict for {type(self).__name__}:")
+            raise RuntimeError("\n\t".join(errors))
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _other_options(self, saved: Mapping[str, Any] | None) -> list[str]:
+        """A sentence for each option that was another one when a state dict was saved."""
+        errors: list[str] = []
         ours = {name: value for name, value in self.delta_args.items() if name not in NO_MATTER}
-        report_other_options(theirs, ours, args[-1])
+        report_other_options(named_as_today(saved or {}), ours, errors)
+        return errors
+
+    def _other_entries(self, state: Mapping[str, Any]) -> list[str]:
+        """A sentence about the first entry that the conversion adds, and `state` has not."""
+        names = self.of_stream()
+        own = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        new = {name: tensor.shape for name, tensor in own.items() if name in names}
+        if not new or state.keys().isdisjoint(own):  # under another prefix: torch lists them
+            return []
+        if state.keys().isdisjoint(new):
+            got = "that of one that was not: load it before `convert`"
+            return [f"`state_dict` must be that of a converted model, got {got}"]
+        must = "`state_dict` must be that of a model converted with the same options"
+        for name, shape in new.items():
+            if name not in state:
+                return [f"{must}, got one without `{name}`"]
+            found = getattr(state[name], "shape", shape)
+            if found != shape:
+                got = f"{tuple(found)}, not {tuple(shape)}"
+                return [f"{must}, got one whose `{name}` has shape {got}"]
+        return []
 
 
 class Converted(WithOptions):

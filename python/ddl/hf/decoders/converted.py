@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ddl.hf.cache import cache_in, refuse_continuous_batching
 from ddl.nanogpt.annealing import Annealing
 from ddl.nanogpt.mixin import WithOptions
-from ddl.optim import never_decayed
 
 from .configuration import DDLDecoderConfig
 from .entry import TOKENS, looks_back, tokens_of
@@ -138,15 +137,6 @@ class ConvertedDecoder(WithOptions):
             kwargs["state_dict"] = {name: own[name] for name in own if name in names}
         with self._configured():
             base.save_pretrained(save_directory, *args, **kwargs)
-
-    def of_stream(self) -> set[str]:
-        """The names in the state dict of what the conversion added."""
-        new = {id(parameter) for parameter in never_decayed(self)}
-        names = {name for name, parameter in self.named_parameters() if id(parameter) in new}
-        for name, module in self.named_modules():
-            if isinstance(module, Annealing):
-                names.add(f"{name}.step")
-        return names
 
     @contextmanager
     def _configured(self) -> Iterator[None]:

@@ -60,6 +60,8 @@ class Log:
                     self.write(part.name, **line)
             except PieceError as error:
                 self.write(part.name, what=piece.name, error=str(error))
+            except Exception as error:  # the call continues
+                self.write(part.name, what=piece.name, error=repr(error))
             took = time.monotonic() - started
         print(f"{part.name}: done, {self.end - time.monotonic():.0f} s left", flush=True)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch.utils import cpp_extension
 
 from ddl.lab.bench.clock import Clock
 from ddl.lab.bench.measure import gb_per_second, interleave
@@ -39,6 +38,8 @@ def options(macros: dict[str, int]) -> list[str]:
 
 
 def roof(clock: Clock, tokens: int, rounds: int) -> Iterator[Line]:
+    from torch.utils import cpp_extension  # needs setuptools
+
     cpp_extension.CUDA_HOME = cpp_extension.CUDA_HOME or "/usr"  # headers that nothing includes
     multiprocessors = torch.cuda.get_device_properties(clock.device).multi_processor_count
     for name, macros, grid in walks(tokens, multiprocessors):

@@ -63,8 +63,8 @@ class Crew:
 
     def close(self) -> None:
         for worker in self.workers.values():
-            worker.pipe.close()
-            worker.process.join(1)  # ends by itself unless it hangs
+            worker.process.kill()
+        for worker in self.workers.values():
             worker.close()
         self.lock.close()
 
@@ -78,30 +78,30 @@ class Rounds:
     cases: list[Line]
     blocks: int  # at most, while there is time
     rounds: int  # in each block, behind a step that is not timed
+    profiles: bool = False
     limit: float = 120.0
 
     def lines(self, limit: float) -> Iterator[Line]:
-        end, took, ready = time.monotonic() + limit, 0.0, self.crew.ready
+        end, ready = time.monotonic() + limit, self.crew.ready
         names = [named(case) for case in self.cases if named(case) in ready]
         taken: dict[str, Line] = {name: {"copies": [], "seconds": []} for name in names}
-        for block in range(-1, self.blocks):  # the first is profiled
-            started = time.monotonic()
-            if block > 0 and started + took > end:
-                break
+        for block in range(self.blocks):
             for name in [x for x in (names[::-1] if block % 2 else names) if x in ready]:
-                job = (
-                    ("profiled_step", {}) if block < 0 else ("timed_step", {"rounds": self.rounds})
-                )
-                self.crew.workers[name].send(*job)
+                if time.monotonic() > end:
+                    break
+                self.crew.workers[name].send("timed_step", {"rounds": self.rounds})
                 line = self.crew.answer(name)
                 if "error" in line:
                     yield {"what": name} | line
-                for field in ("copies", "seconds"):
-                    taken[name][field] += line.pop(field, [])
-                taken[name] |= line
-            took = time.monotonic() - started
-        for name in [name for name in names if name in ready]:
-            yield {"what": name} | ready[name] | taken[name] | self.compare(name, taken)
+                for field, values in taken[name].items():
+                    values += line.get(field, [])
+        for name in [name for name in names if name in ready and taken[name]["seconds"]]:
+            line = {"what": name} | ready[name] | taken[name] | self.compare(name, taken)
+            if self.profiles and time.monotonic() < end:  # last: the profiler may stay attached
+                self.crew.workers[name].send("profiled_step", {})
+                profile = self.crew.answer(name)
+                line |= {"profile": profile["error"]} if "error" in profile else profile
+            yield line
 
     def compare(self, name: str, taken: dict[str, Line]) -> Line:
         """Times and ratios to the additive steps, in float32 and in the step's own dtype."""
@@ -112,7 +112,7 @@ class Rounds:
         line: Line = {"median": statistics.median(seconds), "quartiles": quartiles[::2]}
         same = f"additive {ready[name]['stream_dtype']}"
         for base, prefix in ((ADDITIVE, ""), (same, "same_")):
-            if base in ready and base in taken:
+            if base in ready and taken.get(base, {}).get("seconds"):
                 additive = taken[base]["seconds"]
                 line[f"{prefix}ratio"] = ratio(additive, seconds)
                 line[f"{prefix}interval"] = ratio_interval(additive, seconds)

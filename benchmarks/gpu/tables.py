@@ -84,8 +84,9 @@ def steps(lines: list[Line], part: str) -> Table:
     table.notes.append(
         "Compiled, forward and backward. Over an additive step: median(additive) / median, of "
         "rounds in turns. floor: this ratio if each boundary moved its bytes at a copy's rate. "
-        "idle: the device, between kernels. GiB: the most during a step, AdamW's moments included; "
-        "factor: over the float32 additive step's."
+        "The model returns logits and loss, as nanoGPT's, so every step has a zero gradient of the "
+        "logits. idle: the device, between kernels. GiB: the most during a step, AdamW's moments "
+        "included; factor: over the float32 additive step's."
     )
     return table
 

@@ -58,7 +58,7 @@ class Worker:
             try:
                 line, error = self.pipe.recv()
             except (EOFError, ConnectionError):
-                self.process.join()
+                self.process.join(5)
                 raise PieceError(f"the process died, status {self.process.exitcode}") from None
             if error is not None:
                 raise PieceError(error)
@@ -68,7 +68,7 @@ class Worker:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.join()
+        self.process.join(5)  # one that waits for a dead device does not end
         self.pipe.close()
 
 
@@ -101,7 +101,12 @@ class Command:
 
     def lines(self, limit: float) -> Iterator[Line]:
         done = subprocess.run(
-            ["timeout", "--signal=KILL", f"{limit:.0f}", *self.command],  # its children, too
+            [
+                "timeout",
+                "--signal=KILL",
+                f"{max(1.0, limit):.0f}",
+                *self.command,
+            ],  # its children, too
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -70,7 +70,7 @@ def time_stages(
     stages: Mapping[str, Stages], clock: Clock, rounds: int, what: str
 ) -> dict[str, list[tuple[float, ...]]]:
     """Seconds of the copy and of every stage, a tuple for each round, by name; interleaved."""
-    if not stages:
+    if not stages or not rounds:
         return {}
     timed = {name: clock.timed(*each) for name, each in stages.items()}
     return interleave(timed, rounds, what=what)

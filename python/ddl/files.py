@@ -40,8 +40,8 @@ def open_file(path: Path) -> BinaryIO:
 def without_advice_on_pickles() -> Iterator[None]:
     """Silence what torch says of a pickle that it is about to refuse: our message replaces it."""
     with warnings.catch_warnings():
-        for said in ("Detected pickle protocol", "'torch.load' received a zip file"):
-            warnings.filterwarnings("ignore", message=said)
+        for message in ("Detected pickle protocol", "'torch.load' received a zip file"):
+            warnings.filterwarnings("ignore", message=message)
         yield
 
 

@@ -301,13 +301,12 @@ def _without_header(path: Path, expected: str) -> Array:
     tokens = _map(path, expected, np.uint16)
     head = tokens[:6].tobytes()
     if head.startswith(LLM_C):
-        version, said = np.frombuffer(head.ljust(12, b"\0"), "<i4")[1:].tolist()
+        version, count = np.frombuffer(head.ljust(12, b"\0"), "<i4")[1:].tolist()
         tokens = tokens[HEADER:]
-        if (version, said) == (1, len(tokens)):
+        if (version, count) == (1, len(tokens)):
             return tokens
-        problem = (
-            f"has {len(tokens)} tokens behind a header of llm.c, version {version}, for {said}"
-        )
+        header = f"a header of llm.c, version {version}, for {count}"
+        problem = f"has {len(tokens)} tokens behind {header}"
     else:
         problem = next((what for magic, what in OTHERS.items() if head.startswith(magic)), "")
         if not problem:

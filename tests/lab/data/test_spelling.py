@@ -132,6 +132,21 @@ def test_a_token_that_spells_two_texts_has_no_bytes() -> None:
     assert spelling(FileTokenizer(made.to_str())) is None
 
 
+def test_a_special_token_that_text_has_counts_its_bytes() -> None:
+    """č is the token of a carriage return; a text has it as that alone, as with "the"."""
+    made = files.byte_level(TEXTS)
+    text = "the čat\r\n Ġx the\r"
+    plain = spelling(FileTokenizer(made.to_str()))
+    made.add_special_tokens(["č", "Ġx", "the"])
+    tokenizer = FileTokenizer(made.to_str())
+    found, tokens = spelling(tokenizer), tokenizer.encode(text)
+    assert plain is not None
+    assert found is not None
+    assert made.token_to_id("the") in tokens
+    assert found.lengths[tokens].sum() == plain.lengths[tokens].sum() == size(text)
+    assert found.lengths[made.token_to_id("Ġx")] == found.lengths[made.token_to_id(files.END)] == 0
+
+
 def test_words_that_a_marker_spells_are_text(tmp_path: Path) -> None:
     """The marker is an ordinary word; in a text it counts."""
     made = files.words(WORDS)

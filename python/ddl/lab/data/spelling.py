@@ -133,7 +133,9 @@ def _of_file(tokenizer: FileTokenizer) -> Spelling | None:
     names = {token: name for name, token in backend.get_vocab().items()}
     added = backend.get_added_tokens_decoder()
     special = {token for token, entry in added.items() if entry.special}
-    markers = special | {_unknown(content["model"], backend)}
+    of_model = special & set(backend.get_vocab(with_added_tokens=False).values())
+    spelled = {token for token in of_model if _is_text(token, tokenizer)}
+    markers = (special - spelled) | {_unknown(content["model"], backend)}
     ordinary = {token: name for token, name in sorted(names.items()) if token not in markers}
     decoders = _kinds(content.get("decoder"))
     if not decoders and _joins_within_words(tokenizer, ordinary):
@@ -145,7 +147,7 @@ def _of_file(tokenizer: FileTokenizer) -> Spelling | None:
         found = _by_decoding(backend, ordinary)
     if "ByteFallback" in decoders:
         found |= {token: 1 for token, name in names.items() if BYTE.fullmatch(name)}
-    texts = {t: _size(name) for t, name in ordinary.items() if t in added}
+    texts = {t: _size(name) for t, name in ordinary.items() if t in added.keys() - special}
     twice = texts.keys() & backend.get_vocab(with_added_tokens=False).values()
     if "ByteLevel" in decoders and any(texts[token] != found[token] for token in twice):
         return None
@@ -154,6 +156,14 @@ def _of_file(tokenizer: FileTokenizer) -> Spelling | None:
     lengths = [found.get(token, 0) for token in range(tokenizer.vocab_size)]
     before = _before_a_text(tokenizer, ordinary, lengths)
     return _spelling(lengths, tokenizer.document_token, before)
+
+
+def _is_text(token: int, tokenizer: FileTokenizer) -> bool:
+    """Whether texts have a special token of the model's vocabulary, such as that of a byte."""
+    try:
+        return token in tokenizer.encode(tokenizer.decode([token]))
+    except InputError:  # characters that the vocabulary lacks
+        return False
 
 
 def _unknown(model: dict[str, Any], backend: Any) -> int | None:

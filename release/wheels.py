@@ -65,7 +65,7 @@ def build_wheel(wheel: str, out: Path) -> None:
     libgcc = build_libgcc(architecture)
     flags = ["-C", f"link-arg={libgcc}", *remapped_paths()]
     maturin(
-        "build", "--release", "--locked", "--zig", "--target", target, *python,
+        "build", "--release", "--locked", "--strip", "--zig", "--target", target, *python,
         "--compatibility", MANYLINUX, "--auditwheel", "check", "--out", out,
         CARGO_ENCODED_RUSTFLAGS="\x1f".join(flags),
     )  # fmt: skip

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
-from ddl import _native
+from ddl import _native, reference
+from tests.support.tolerances import assert_close
 
 HERE = Path(__file__).parent
 
@@ -55,6 +57,21 @@ def call(
     )
     assert run.returncode == 0, f"exit status {run.returncode}: {run.stderr}"
     return json.loads(run.stdout)
+
+
+def assert_right(
+    library: Path, arguments: dict[str, Any], emulator: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Call `rewrite_read`, compare its outputs with the reference, and return all that it did."""
+    done = call(library, "rewrite_read", arguments, emulator=emulator)
+    assert done["refusal"] == ""
+    expected = reference.rewrite_read(**arguments)
+    outputs = {"state": "new_state", "context": "context", "value": "new_value", "gate": "new_gate"}
+    for field, name in outputs.items():
+        numbers = getattr(expected, field)
+        actual = torch.tensor(done["outputs"][name]).view_as(numbers)
+        assert_close(name, actual, numbers, torch.float32)
+    return done
 
 
 def _described(value: Any) -> Any:

@@ -14,7 +14,7 @@ export PYTHONPATH="$PWD/benchmarks${PYTHONPATH:+:$PYTHONPATH}"
 if [[ ${1:-} == prepare ]]; then
     make setup
     rm -rf wheels kernel-cache
-    .venv/bin/python -m maturin build --release --locked --out wheels
+    .venv/bin/python -m maturin build --release --locked --strip --out wheels
     mkdir -m 700 kernel-cache
     DDL_CACHE_DIR=$PWD/kernel-cache .venv/bin/python -m gpu prepare --device cpu --out build
     mib=$(du -scm wheels kernel-cache | tail -n 1 | cut -f 1)

@@ -192,7 +192,9 @@ class Chain(NamedTuple):
         links = (*self.links, link)
         if len(links) == self.anchor_every:
             return Chain(self.anchor_every)
-        return Chain(self.anchor_every, state if self.anchor is None else self.anchor, links)
+        # Detached, since compiled autograd would add the None that is an anchor's gradient.
+        anchor = state.detach() if self.anchor is None else self.anchor
+        return Chain(self.anchor_every, anchor, links)
 
     def tensors(self) -> list[Tensor]:
         """Those of all links, in order."""

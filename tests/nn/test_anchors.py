@@ -108,6 +108,21 @@ def test_compiled_gradients_have_the_same_bits(variant, around):
     assert_same_bits(compiled[1], compiled[0])
 
 
+@pytest.mark.parametrize(
+    "variant", [name if name == "cc" else pytest.param(name, marks=EXHAUSTIVE) for name in VARIANTS]
+)
+def test_compiled_autograd_of_compiled_sublayers(variant):
+    """It adds what our backward returns for each use of a state, and an anchor has one more use."""
+    model = gpt(3, torch.float64, **VARIANTS[variant])
+    expected = gradients(model)
+    for sublayer in model.trunk.sublayers:
+        sublayer.compile(backend="eager")
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        found = gradients(model)
+    torch._dynamo.reset()
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("variant", ["cc", "tc"])
 def test_a_checkpointed_trunk_has_the_same_bits(variant, reentrant):

@@ -1,8 +1,9 @@
 //! The backward: chunk by chunk from the last, with the slices of a chunk side by side.
 //!
 //! The parts of a chunk's gradients are kept for as many families at once as keep all threads busy. On that number no
-//! result depends. Per step and vector of a slice a walk loads two and stores one, with seven multiplications or additions,
-//! after the state was rebuilt: one load, one store, two operations.
+//! result depends. Per step and vector of a slice a walk loads two and stores one, with six multiplications with additions:
+//! one more for a decay, and a multiplication if every row has its own. Before, the state was rebuilt: one load, one store,
+//! two operations.
 
 use std::sync::Mutex;
 

@@ -23,7 +23,7 @@ pub struct Chunk {
 /// Returns the memory that a walk takes: the chunk's states, and the rows of its steps.
 pub fn scratch<A: Sliced>(sizes: OverTime, tokens: usize) -> Result<Buffer<A>> {
     let (rows, width, queries) = (padded(sizes), width::<A>(sizes), sizes.queries_of_a_state());
-    let of_steps = tokens * sizes.steps * (width * rows + rows + 2 * width);
+    let of_steps = tokens * sizes.steps * (width * rows + rows + width);
     Buffer::zeros(of_steps + tokens * (rows + queries * (rows + width)) + 3 * rows)
 }
 
@@ -47,10 +47,9 @@ pub struct Steps<'a, A> {
     pub multiply: &'a mut [A],
     pub ones: &'a mut [A],
     pub zeros: &'a mut [A],
-    /// of a slice: the state before every step, e and v of every step, dy of every query
+    /// of a slice: the state before every step, e of every step, dy of every query
     pub states: &'a mut [A],
     pub e: &'a mut [A],
-    pub v: &'a mut [A],
     pub dy: &'a mut [A],
 }
 
@@ -98,7 +97,6 @@ impl<'a, A: Sliced> Steps<'a, A> {
             zeros: take(&mut rest, rows),
             states: take(&mut rest, steps * rows * width),
             e: take(&mut rest, steps * width),
-            v: take(&mut rest, steps * width),
             dy: take(&mut rest, all_queries * width),
         };
         to.ones.fill(A::from_f64(1.0));
@@ -132,7 +130,6 @@ impl<'a, A: Sliced> Steps<'a, A> {
             put(self.states, width, at, &line[..width]);
         }
         for at in 0..tokens * n {
-            self.of.v(first * n + at, row_mut(self.v, at, width));
             self.of.error(&saved.errors, first * n + at, row_mut(self.e, at, width));
         }
         for at in 0..tokens * queries {

@@ -129,28 +129,30 @@ impl<A: Sliced> WithSimd for StepBack<A> {
         });
         let [mut dq, mut dk, mut dg] = [0; 3].map(|_| vec![A::default(); ROWS]);
         let mut dw = vec![A::default(); width];
-        let of = Back { decay: &decay, multiply: &decay, k: &k, k_before: &k_before, q_before: &q_before };
-        let columns = Columns { w: &w, dp: &dp, dp_of_ds: &dp, dy: &dy, dy_before: &dy_before };
+        let (lag, k_before, q_before) = (0.5, &*k_before, &*q_before);
+        let of = Back { lag: A::from_f64(lag), decay: &decay, multiply: &decay, k: &k, k_before, q_before };
+        let columns = Columns { w: &w, dp: &dp, dy: &dy, dy_before: &dy_before };
         let mut sums = Sums { dq: &mut dq, dk: &mut dk, dg: &mut dg };
         transposed::back::<A, S, true, true, true>(
             simd, &packed, &mut new, &of, &columns, &mut sums, &mut dw,
         );
         let wide = |x: &[A], at: usize| x[at].to_f64();
-        let before =
-            |r: usize, c: usize| wide(&decay, r) * (wide(&ds, r * width + c) + wide(&k, r) * wide(&dp, c));
-        let after = |r: usize, c: usize| before(r, c) + wide(&q_before, r) * wide(&dy_before, c);
+        let before = |r: usize, c: usize| {
+            wide(&decay, r) * (wide(&ds, r * width + c) + wide(&k, r) * wide(&dp, c) / lag)
+        };
+        let after = |r: usize, c: usize| before(r, c) + wide(q_before, r) * wide(&dy_before, c);
         for r in 0..ROWS {
             let sum = |f: &dyn Fn(usize) -> f64| (0..width).map(f).sum::<f64>();
             let of_s = |by: &[A]| wide(&decay, r) * sum(&|c| wide(&s, r * width + c) * wide(by, c));
             close("dq", dq[r], of_s(&dy));
-            close("dk", dk[r], sum(&|c| wide(&ds, r * width + c) * wide(&w, c)) + of_s(&dp));
+            close("dk", dk[r], lag * sum(&|c| wide(&ds, r * width + c) * wide(&w, c)) + of_s(&dp));
             close("dg", dg[r], sum(&|c| wide(&s, r * width + c) * before(r, c)));
             let mut row = vec![A::default(); width];
             get(&new, width, r, &mut row);
             (0..width).for_each(|c| close("dS", row[c], after(r, c)));
         }
         for (c, dw) in dw.iter().enumerate() {
-            close("dw", *dw, (0..ROWS).map(|r| wide(&k_before, r) * after(r, c)).sum());
+            close("dw", *dw, (0..ROWS).map(|r| wide(k_before, r) * after(r, c)).sum());
         }
     }
 }

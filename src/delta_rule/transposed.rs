@@ -22,7 +22,9 @@ const GROUP: usize = 2;
 type Vectors<A, S> = [<A as Lanes>::Vector<S>; GROUP];
 
 /// Factors of each row in a step back: of this step and of the one before. `multiply` is what dS is multiplied by, if it is.
+/// dS is `lag` times what is stored.
 pub struct Back<'a, A> {
+    pub lag: A,
     pub decay: &'a [A],
     pub multiply: &'a [A],
     pub k: &'a [A],
@@ -30,11 +32,10 @@ pub struct Back<'a, A> {
     pub q_before: &'a [A],
 }
 
-/// Factors of each column: w = β e for dk, dp = −β dw for dk and for dS.
+/// Factors of each column: w = β e, dp = −β dw.
 pub struct Columns<'a, A> {
     pub w: &'a [A],
     pub dp: &'a [A],
-    pub dp_of_ds: &'a [A],
     pub dy: &'a [A],
     pub dy_before: &'a [A],
 }
@@ -116,8 +117,9 @@ fn group<A: Sliced, S: Simd, const N: usize>(simd: S, row: &[A], at: usize) -> V
 /// dS ← dS' + q_before dy_beforeᵀ, and dw_before = k_beforeᵀ dS
 /// ```
 ///
-/// dq lacks k (w·dy), which belongs to the step's own write. dq is left out without QUERIES, dg without DECAYS. Without
-/// MULTIPLIES the factor of dS' is left to the caller, whose factors of the columns allow for it.
+/// dq lacks k (w·dy), which belongs to the step's own write. dq is left out without QUERIES, dg without DECAYS. Stored are
+/// dS, dS', dg and dw_before divided by `lag`. Without MULTIPLIES the factor of dS' is left to the caller, to multiply the lag
+/// by; dy_before is divided by the new one.
 #[inline(always)]
 pub fn back<A: Sliced, S: Interleaved, const QUERIES: bool, const DECAYS: bool, const MULTIPLIES: bool>(
     simd: S,
@@ -171,12 +173,16 @@ fn back_group<
     sums: &mut Sums<'_, A>,
     partial: &mut Partial<A>,
 ) {
-    let (a, k) = (group::<A, S, N>(simd, of.decay, at), group::<A, S, N>(simd, of.k, at));
+    let (a, mut k) = (group::<A, S, N>(simd, of.decay, at), group::<A, S, N>(simd, of.k, at));
+    let lag = A::Vector::<S>::splat(simd, of.lag);
+    for k in &mut k {
+        *k /= lag; // not dp: each number of a column is loaded for every vector of rows
+    }
     let multiply = group::<A, S, N>(simd, of.multiply, at);
     let k_before = group::<A, S, N>(simd, of.k_before, at);
     let q_before = group::<A, S, N>(simd, of.q_before, at);
     let width = columns.w.len();
-    let (dp, dp_of_ds) = (&columns.dp[..width], &columns.dp_of_ds[..width]);
+    let dp = &columns.dp[..width];
     let (dy, dy_before) = (&columns.dy[..width], &columns.dy_before[..width]);
     let (s, ds) = (A::chunks(s).0, A::chunks_mut(ds).0);
     let (s, ds) = (&s[at * width..(at + N) * width], &mut ds[at * width..(at + N) * width]);
@@ -186,7 +192,6 @@ fn back_group<
     for c in 0..width {
         let w = A::Vector::<S>::splat(simd, columns.w[c]);
         let dp = A::Vector::<S>::splat(simd, dp[c]);
-        let dp_of_ds = A::Vector::<S>::splat(simd, dp_of_ds[c]);
         let dy = A::Vector::<S>::splat(simd, dy[c]);
         let dy_before = A::Vector::<S>::splat(simd, dy_before[c]);
         let mut dw = A::Vector::<S>::load_array_ref(simd, &partial[c]);
@@ -198,7 +203,7 @@ fn back_group<
             }
             of_s[n] = s.mul_add(dp, of_s[n]);
             of_ds[n] = old.mul_add(w, of_ds[n]);
-            let mut new = k[n].mul_add(dp_of_ds, old);
+            let mut new = k[n].mul_add(dp, old);
             if MULTIPLIES {
                 new = multiply[n] * new;
             }
@@ -212,7 +217,7 @@ fn back_group<
         dw.store_array(&mut partial[c]);
     }
     for n in 0..N {
-        a[n].mul_add(of_s[n], of_ds[n]).store_array(&mut A::chunks_mut(sums.dk).0[at + n]);
+        a[n].mul_add(of_s[n], lag * of_ds[n]).store_array(&mut A::chunks_mut(sums.dk).0[at + n]);
         if QUERIES {
             (a[n] * dq[n]).store_array(&mut A::chunks_mut(sums.dq).0[at + n]);
         }

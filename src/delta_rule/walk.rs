@@ -60,23 +60,14 @@ impl<A: Sliced> Steps<'_, A> {
         let mut dw = [A::default(); WIDEST];
         let dw = &mut dw[..self.width];
         self.open(simd, self.count() - 1, &mut slice.ds, slice.lag, dw);
-        let mut along = None;
         for at in (0..self.count()).rev() {
-            self.step_back(simd, at, slice, dw, &mut along);
+            self.step_back(simd, at, slice, dw);
         }
     }
 
-    /// Walks back one step. dw is this step's, and then that of the step before. along: ⟨S, dS⟩ after the step and then
-    /// before it, for a decay of the whole head; None if it is not known.
+    /// Walks back one step. dw is this step's, and then that of the step before.
     #[inline(always)]
-    fn step_back<S: Interleaved>(
-        &mut self,
-        simd: S,
-        at: usize,
-        slice: &mut Slice<A>,
-        dw: &mut [A],
-        along: &mut Option<A>,
-    ) {
+    fn step_back<S: Interleaved>(&mut self, simd: S, at: usize, slice: &mut Slice<A>, dw: &mut [A]) {
         let (rows, width, n) = (self.rows, self.width, self.n);
         let Slice { ds, lag, partial, .. } = slice;
         let (token, first) = (at / n, at / n * self.queries);
@@ -109,6 +100,7 @@ impl<A: Sliced> Steps<'_, A> {
             false => (&**zeros, none),
         };
         let of = Back {
+            lag: before,
             decay: if decays { row(decay, token, rows) } else { ones },
             multiply: if by_row { row(decay, token, rows) } else { multiply },
             k: row(k, at, rows),
@@ -116,22 +108,14 @@ impl<A: Sliced> Steps<'_, A> {
             q_before,
         };
         let dy = if queried { row(dy, first, width) } else { &none[..width] };
-        let (of_ds, dp_of_ds) = (scaled(before, &w[..width]), scaled(one / before, &dp[..width]));
-        let columns = Columns {
-            w: &of_ds[..width],
-            dp: &dp[..width],
-            dp_of_ds: &dp_of_ds[..width],
-            dy,
-            dy_before: &dy_before[..width],
-        };
+        let columns = Columns { w: &w[..width], dp: &dp[..width], dy, dy_before: &dy_before[..width] };
         let sums = &mut Sums {
             dq: row_mut(&mut partial.dq, first, rows),
             dk: row_mut(&mut partial.dk, at, rows),
             dg: &mut partial.sums,
         };
         let s = row(states, at, rows * width);
-        let wanted = self.of.decays() && if by_row { at.is_multiple_of(n) } else { along.is_none() };
-        match (queried, wanted, multiplies) {
+        match (queried, decays, multiplies) {
             (true, _, true) => back::<A, S, true, true, true>(simd, s, ds, &of, &columns, sums, dw),
             (false, _, true) => back::<A, S, false, true, true>(simd, s, ds, &of, &columns, sums, dw),
             (true, true, false) => back::<A, S, true, true, false>(simd, s, ds, &of, &columns, sums, dw),
@@ -140,12 +124,11 @@ impl<A: Sliced> Steps<'_, A> {
             (false, false, false) => back::<A, S, false, false, false>(simd, s, ds, &of, &columns, sums, dw),
         }
         scale(*lag, dw);
-        let y_dy = match queried {
-            true => self.queries_back(simd, first, s, &of, &w[..width], partial),
-            false => A::default(),
-        };
-        if self.of.decays() {
-            self.decay_back(simd, at, [y_dy, *lag], &dv[..width], partial, along);
+        if queried {
+            self.queries_back(simd, first, s, &of, &w[..width], partial);
+        }
+        if decays {
+            self.decay_back(simd, at, *lag, partial);
         }
         if starts {
             ds.fill(A::default());
@@ -156,7 +139,7 @@ impl<A: Sliced> Steps<'_, A> {
         }
     }
 
-    /// Completes dq of a step's queries, of which the pass has computed the first; returns y·dy.
+    /// Completes dq of a step's queries, of which the pass has computed the first.
     #[inline(always)]
     fn queries_back<S: Interleaved>(
         &self,
@@ -166,8 +149,7 @@ impl<A: Sliced> Steps<'_, A> {
         of: &Back<'_, A>,
         w: &[A],
         partial: &mut Partial<A>,
-    ) -> A {
-        let mut y_dy = A::default();
+    ) {
         for at in first..first + self.queries {
             let (dq, dy) = (row_mut(&mut partial.dq, at, self.rows), row(self.dy, at, self.width));
             if at > first {
@@ -177,38 +159,20 @@ impl<A: Sliced> Steps<'_, A> {
             for (dq, k) in dq.iter_mut().zip(of.k) {
                 *dq += along * *k;
             }
-            y_dy += dot(simd, dq, row(self.q, at, self.rows));
         }
-        y_dy
     }
 
-    /// Stores dg = ⟨S, dS⟩ before the first step of a token. Of a whole head it is that after the step, plus y·dy − v·dv,
-    /// once it has been computed in a chunk; of each row the pass has computed it. Where a state begins it is zero.
+    /// Stores dg = ⟨S, dS⟩ before the first step of a token, which the pass has computed of each row. Where a state
+    /// begins it is zero. To derive it from ⟨S, dS⟩ of the next token would save a multiplication of every vector, but after
+    /// a strong decay the result would be the rounding of far larger terms.
     #[inline(always)]
-    fn decay_back<S: Interleaved>(
-        &self,
-        simd: S,
-        at: usize,
-        [y_dy, lag]: [A; 2],
-        dv: &[A],
-        partial: &mut Partial<A>,
-        along: &mut Option<A>,
-    ) {
-        let (token, starts) = (at / self.n, self.begins(at));
-        if self.of.decays_by_row() {
-            if at.is_multiple_of(self.n) {
-                let to = row_mut(&mut partial.dg, token, self.rows);
-                to.copy_from_slice(if starts { self.zeros } else { &partial.sums });
-            }
-            return;
+    fn decay_back<S: Interleaved>(&self, simd: S, at: usize, lag: A, partial: &mut Partial<A>) {
+        let token = at / self.n;
+        let by_row: &[A] = if self.begins(at) { self.zeros } else { &partial.sums };
+        match self.of.decays_by_row() {
+            true => row_mut(&mut partial.dg, token, self.rows).copy_from_slice(by_row),
+            false => partial.dg[token] = lag * dot(simd, by_row, self.ones),
         }
-        let before = match *along {
-            _ if starts => A::default(),
-            None => lag * dot(simd, &partial.sums, self.ones),
-            Some(after) => after + y_dy - dot(simd, row(self.v, at, self.width), dv),
-        };
-        *along = Some(before);
-        partial.dg[token] = before;
     }
 }
 

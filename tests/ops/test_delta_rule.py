@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from ddl import functional, reference
-from tests.support.delta_rule_cases import LAYOUTS, LEAVES, problem, results, rounded
+from tests.support.delta_rule_cases import (
+    LAYOUTS,
+    LEAVES,
+    LOG_DECAYS,
+    problem,
+    results,
+    rounded,
+    with_mixed_decays,
+)
 from tests.support.layouts import LAYOUTS as MEMORY
 from tests.support.layouts import laid_out
 from tests.support.op_cases import BF16, F16, F32, F64
@@ -124,6 +132,27 @@ def test_strong_and_absent_decays(g):
     given["g"].flatten()[2::11] = 0.5
     agree(given, F64)
     agree(given, F32)
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+@pytest.mark.parametrize("layout", ["alike", "steps", "queries to states"])
+@pytest.mark.parametrize("g", ["head", "feature"])
+@pytest.mark.parametrize("log_decay", LOG_DECAYS)
+def test_gradients_are_exact_however_small(dtype, layout, g, log_decay):
+    """Errors are relative to each gradient: that of g is as small as exp g."""
+    given = problem(layout, T=70, K=16, V=32, g=g)
+    given["g"].fill_(log_decay)
+    agree(given, dtype)
+
+
+@pytest.mark.parametrize("g", ["head", "feature"])
+def test_a_strong_decay_among_weak_ones_has_an_exact_gradient(g):
+    given = rounded(with_mixed_decays(problem("alike", T=70, K=16, V=32, g=g)), F32)
+    actual = results(functional.delta_rule, given)["gradient of g"]
+    expected = results(reference.delta_rule, rounded(given, F64))["gradient of g"]
+    decay = given["g"].double().exp()  # by which each gradient is divided
+    assert_close("gradient of exp g", actual / decay, expected / decay, F32, gradient=True)
 
 
 def test_scale():

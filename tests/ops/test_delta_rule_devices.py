@@ -12,7 +12,15 @@ from torch import Tensor
 
 from ddl import functional, reference
 from ddl.ops import chunked, devices
-from tests.support.delta_rule_cases import LAYOUTS, problem, results, rounded
+from tests.support.delta_rule_cases import (
+    LAYOUTS,
+    LEAVES,
+    LOG_DECAYS,
+    problem,
+    results,
+    rounded,
+    with_mixed_decays,
+)
 from tests.support.op_cases import BF16, F32, F64
 from tests.support.tolerances import assert_close
 
@@ -60,6 +68,82 @@ def test_strong_and_absent_decays(g):
     found = functional.delta_rule(**given)
     assert_close("y", found.y, expected.y, F64)
     assert_close("final_state", found.final_state, expected.final_state, F64)
+
+
+@pytest.mark.parametrize("g", ["head", "feature"])
+@pytest.mark.parametrize("log_decay", LOG_DECAYS)
+def test_gradients_are_exact_however_small(g, log_decay):
+    """Errors are relative to each gradient: that of g is as small as exp g."""
+    given = problem("alike", T=70, K=16, V=32, g=g)
+    given["g"].fill_(log_decay)
+    agree(given, F32)
+
+
+@pytest.mark.parametrize("g", ["head", "feature"])
+def test_a_strong_decay_among_weak_ones_has_an_exact_gradient(g):
+    given = rounded(with_mixed_decays(problem("alike", T=70, K=16, V=32, g=g)), F32)
+    actual = results(functional.delta_rule, given)["gradient of g"]
+    expected = results(reference.delta_rule, rounded(given, F64))["gradient of g"]
+    decay = given["g"].double().exp()  # by which each gradient is divided
+    assert_close("gradient of exp g", actual / decay, expected / decay, F32, gradient=True)
+
+
+# --- NaN ------------------------------------------------------------------------------------------
+
+
+def spoilt(name: str, x: Tensor, token: int) -> Tensor:
+    """A copy with a NaN in the first sequence and head, at a token or, of a state, anywhere."""
+    x = x.clone()
+    (x[0] if name.endswith("state") else x[0, token]).view(-1)[0] = torch.nan
+    return x
+
+
+def reached(name: str, x: Tensor) -> Tensor:
+    """The rows with numbers that are not finite, one for each token, step and head."""
+    wild = ~x.isfinite()
+    if name.endswith("state"):
+        return wild.flatten(2).any(-1)
+    without_features = name.endswith("beta") or (name.endswith("of g") and x.ndim == 3)
+    return wild if without_features else wild.any(-1)
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("layout", ["alike", "steps", "queries to states"])
+@pytest.mark.parametrize("g", [None, "head", "feature"])
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("token", [0, 30, 66])
+@pytest.mark.parametrize("name", [*LEAVES, "y", "final_state"])
+def test_nan_reaches_no_more_than_in_the_recurrence(layout, g, documents, token, name):
+    """In an argument or an output's gradient. What it does not reach keeps every bit."""
+    given = rounded(problem(layout, T=70, K=8, V=4, g=g, documents=documents), F32)
+    if name == "g" and g is None:
+        return
+    if documents:  # at a start there is no state: zeros in its place are not multiplied by NaN
+        given["document_starts"][0, token] = False
+    clean = results(functional.delta_rule, given)
+    changes = {}
+    if name in given:
+        given[name] = spoilt(name, given[name], token)
+    else:
+        changes["change"] = lambda of, x: spoilt(of, x, token) if of == name else x
+    actual = results(functional.delta_rule, given, **changes)
+    expected = results(reference.delta_rule, rounded(given, F64), **changes)
+    for output, wanted in expected.items():
+        rows, wanted_rows = reached(output, actual[output]), reached(output, wanted)
+        if output == "gradient of g" and documents:  # likewise
+            wanted_rows[given["document_starts"]] = False
+        assert torch.equal(rows, wanted_rows), output
+        finite = actual[output].isfinite()
+        assert torch.equal(actual[output][finite], clean[output][finite]), output
+
+
+def test_compiled_equals_eager():
+    compiled = torch.compile(functional.delta_rule, fullgraph=True, backend="aot_eager")
+    given = rounded(problem("steps, queries", T=40, g="head", documents=True), F32)
+    actual, expected = results(compiled, given), results(functional.delta_rule, given)
+    for name in expected:
+        assert torch.equal(actual[name], expected[name]), name
+    torch._dynamo.reset()
 
 
 def test_arguments_are_checked_there_too():

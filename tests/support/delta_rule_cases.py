@@ -12,6 +12,7 @@ from tests.support.op_cases import F32, F64
 
 GATES = ("beta", "g", "initial_state")  # which stay float32 beside half precision
 LEAVES = ("q", "k", "v", *GATES)
+LOG_DECAYS = (-0.01, -1.0, -5.0, -11.0, -20.0, -50.0)  # from nearly none to nearly nothing left
 
 
 class Layout(NamedTuple):
@@ -78,6 +79,14 @@ def problem(
     }
 
 
+def with_mixed_decays(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with g between the extremes of LOG_DECAYS, even in its logarithm."""
+    r = torch.Generator().manual_seed(2)
+    weakest, strongest = LOG_DECAYS[0], LOG_DECAYS[-1]
+    share = torch.rand(given["g"].shape, generator=r, dtype=F64)
+    return given | {"g": weakest * (strongest / weakest) ** share}
+
+
 def rounded(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """The arguments in a dtype; gates and states in float32 beside half precision."""
     small = F64 if dtype == F64 else F32
@@ -90,9 +99,16 @@ def rounded(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def results(
-    call: Callable[..., Any], given: dict[str, Any], *, of: tuple[str, ...] = ("y", "final_state")
+    call: Callable[..., Any],
+    given: dict[str, Any],
+    *,
+    of: tuple[str, ...] = ("y", "final_state"),
+    change: Callable[[str, Tensor], Tensor] = lambda _, cotangent: cotangent,
 ) -> dict[str, Tensor]:
-    """Outputs by name, and the gradients of everything for random gradients of those in `of`."""
+    """Outputs by name, and the gradients of everything for random gradients of those in `of`.
+
+    change: the gradients of the outputs, by the output's name, are replaced by what it returns.
+    """
     leaves = {
         name: given[name].detach().requires_grad_()
         for name in LEAVES
@@ -101,8 +117,9 @@ def results(
     found = call(**given | leaves)._asdict()
     r = torch.Generator().manual_seed(1)
     reached, cotangents = [], []
-    for output in (found[name] for name in of):
+    for name, output in ((name, found[name]) for name in of):
         cotangent = torch.randn(output.shape, generator=r, dtype=F64).to(output.dtype)
+        cotangent = change(name, cotangent)
         if output.requires_grad:  # the loop of the reference leaves an empty y without a gradient
             reached.append(output)
             cotangents.append(cotangent)

@@ -5,9 +5,10 @@ the decay e_ij of the state between steps j and i, all w of the chunk solve one 
 
     w_i + β_i Σ_{j<i} (k_i ⊙ e_ij)·k_j w_j  =  β_i v_i − β_i (k_i ⊙ e_i0)ᵀ S₀,
 
-and y and the next chunk's state are matrix products. Source: DeltaNet (arXiv 2406.06484) §3.2,
-Gated DeltaNet (arXiv 2412.06464) §3.3, Kimi Linear (arXiv 2510.26692) §3. If flash-linear-attention
-is installed and takes the problem, its kernels run instead.
+and y and the next chunk's state are matrix products. No step sees a later one or another document,
+not even by a NaN there; nor does a gradient see what its step does not reach. Source: DeltaNet
+(arXiv 2406.06484) §3.2, Gated DeltaNet (arXiv 2412.06464) §3.3, Kimi Linear (arXiv 2510.26692) §3.
+If flash-linear-attention is installed and takes the problem, its kernels run instead.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from ddl.reference import without_autocast
 
+from . import pairs
 from .delta_rule import queries_of, steps_of
 
 # Steps of a chunk. A decay per feature takes STEPS² numbers for each feature.
@@ -45,6 +48,35 @@ class _Problem(NamedTuple):
     g: Tensor | None
     starts: Tensor | None
     state: Tensor
+
+
+class _Seen(NamedTuple):
+    """What the steps of each chunk see, as masks over (chunks, B, H, …).
+
+    steps (…, C, C): step i sees step j, which is itself or an earlier one of its document. before
+    (…, C, 1): a step sees the state before the chunk. after (…, C, 1): the state after the chunk
+    sees it. through (…, 1, 1): the state after the chunk sees that before it. The last three are
+    None if no document starts.
+    """
+
+    steps: Tensor
+    before: Tensor | None
+    after: Tensor | None
+    through: Tensor | None
+
+
+class _Chunk(NamedTuple):
+    """What y and the next state are computed from; the last four are masks, as in `_Seen`."""
+
+    written: Tensor
+    erased: Tensor
+    q: Tensor
+    keys: Tensor
+    left: Tensor
+    before: Tensor | None
+    queries: Tensor | None
+    after: Tensor | None
+    through: Tensor | None
 
 
 def delta_rule(given: Any) -> tuple[Tensor, Tensor]:
@@ -99,53 +131,85 @@ def _in_chunks(given: _Problem, n: int) -> tuple[Tensor, Tensor]:
 
     q, k, v = cut(given.q, 3, tokens), cut(given.k, 2, C), cut(given.v, 2, C)
     beta = cut(given.beta, 2, C).unsqueeze(-1)  # (chunks, B, H, C, 1)
-    between, before = _decays(
-        None if given.g is None else cut(given.g, 2, C),
-        None if given.starts is None else cut(given.starts, 1, C),
-        k,
-    )
-    system = beta * _products(k, k, between).tril(-1)
-    known = torch.cat((beta * v, beta * k * before), -1)
-    solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
-    written, erased = solved.split((V, k.shape[-1]), -1)  # w = written − erased S₀
+    seen = _seen(None if given.starts is None else cut(given.starts, 1, C), k)
+    between, before = _decays(None if given.g is None else cut(given.g, 2, C), seen, k)
+    earlier = seen.steps.tril(-1)
+    weighted = beta * k
+    system = _products(weighted, k, between, earlier)
+    known = _only(weighted, seen.before) * before
+    written = pairs.solve(system, beta * v, earlier)  # w = written − erased S₀
+    erased = _only(pairs.solve(system, known, earlier), seen.before)
     last = slice(n - 1, None, n)  # of the steps of each token, the queried one
-    query = _products(q, k.unsqueeze(3), between[..., last, :, :].unsqueeze(3))
-    q, keys = q * before[..., last, :].unsqueeze(3), k * between[..., -1, :, :]
-    state, y = given.state, []
-    for i in range(chunks):
-        w = written[i] - erased[i] @ state
-        y.append(q[i] @ state.unsqueeze(2) + query[i] @ w.unsqueeze(2))
-        state = before[i, ..., -1, :, None] * state + keys[i].mT @ w
+    steps, queries = seen.steps[..., last, :], None
+    if seen.before is not None:  # with an axis for the queries to a state
+        steps, queries = steps.unsqueeze(3), seen.before[..., last, :].unsqueeze(3)
+    each = (-1, -1, -1, q.shape[3], -1, -1)
+    query = _products(q, k.unsqueeze(3).expand(each), between[..., last, :, :].unsqueeze(3), steps)
+    q = _only(q, queries) * before[..., last, :].unsqueeze(3)
+    keys = _only(k, seen.after) * between[..., -1, :, :]
     if not chunks:
-        return given.q.new_empty(given.q.shape[0], 0, q.shape[2] * q.shape[3], V), state
-    return torch.cat(y, 3)[..., :T, :].flatten(1, 2).transpose(1, 2), state
+        return given.q.new_empty(given.q.shape[0], 0, q.shape[2] * q.shape[3], V), given.state
+    masks = (seen.before, queries, seen.after, seen.through)
+    parts = _Chunk(written, erased, q, keys, before[..., -1, :, None], *masks)
+    y, w, state = _over_chunks(given.state, parts)
+    y = y + pairs.sums(query, w.unsqueeze(3).expand(each), steps)
+    y = y.movedim(0, 3).flatten(3, 4)[..., :T, :]  # (B, H, queries, T, V)
+    return y.flatten(1, 2).transpose(1, 2), state
 
 
-def _decays(g: Tensor | None, starts: Tensor | None, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return e_ij (chunks, B, H, C, C, 1 or K) and e_i0 (chunks, B, H, C, 1 or K).
+def _over_chunks(state: Tensor, parts: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what y has of the states before the chunks, w of all chunks, and the final state."""
+    w, y = [], []
+    # The gradient of an index, x[i], would be as large as x; that of all together is one copy.
+    cuts = [repeat(None) if x is None else x.unbind() for x in parts]
+    for chunk in map(_Chunk._make, zip(*cuts, strict=False)):
+        w.append(chunk.written - _only(chunk.erased @ state, chunk.before))
+        y.append(_only(chunk.q @ state.unsqueeze(2), chunk.queries))
+        kept = chunk.left * _only(state, chunk.through)
+        state = kept + chunk.keys.mT @ _only(w[-1], chunk.after)
+    return torch.stack(y), torch.stack(w), state
 
-    Both are 0 across the start of a document. Sums of g over j < m ≤ i are no differences, which
-    would cancel, and be NaN for g = −∞.
+
+def _seen(starts: Tensor | None, k: Tensor) -> _Seen:
+    """starts: (chunks, B, C), None for one document; k (chunks, B, H, C, K)."""
+    steps = k.new_ones(k.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    if starts is None:
+        return _Seen(steps, None, None, None)
+    document = starts.cumsum(-1)[:, :, None, :, None]  # its number in the chunk
+    last = document[..., -1:, :]
+    return _Seen(steps & (document == document.mT), document == 0, document == last, last == 0)
+
+
+def _only(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x, and zeros where the mask is False, even in place of NaN."""
+    return x if mask is None else x.where(mask, 0)
+
+
+def _decays(g: Tensor | None, seen: _Seen, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return e_ij (chunks, B, H, C, C, 1 or K) and e_i0 (chunks, B, H, C, 1 or K), 0 if not seen.
+
+    Sums of g over j < m ≤ i are no differences, which would cancel, and be NaN for g = −∞. They are
+    masked before the exponential, whose derivative would be 0·NaN after it.
     """
-    C = k.shape[-2]
-    earlier = k.new_ones(C, C, dtype=torch.bool).tril(-1)
     if g is None:
         g = k.new_zeros(*k.shape[:-1], 1)
+    C = k.shape[-2]
+    earlier = k.new_ones(C, C, dtype=torch.bool).tril(-1)
     sums = g.unsqueeze(-2).expand(*g.shape[:-1], C, g.shape[-1])
     sums = sums.masked_fill(~earlier[..., None], 0).cumsum(-3)
-    between, before = sums.exp() * (~earlier.mT)[..., None], g.cumsum(-2).exp()
-    if starts is not None:
-        document = starts.cumsum(-1).unsqueeze(2)  # (chunks, B, 1, C), its number in the chunk
-        same = document.unsqueeze(-1) == document.unsqueeze(-2)
-        between, before = between * same[..., None], before * (document == 0)[..., None]
-    return between, before
+    between = sums.masked_fill(~seen.steps[..., None], -torch.inf).exp()
+    sums = g.cumsum(-2)
+    if seen.before is not None:
+        sums = sums.masked_fill(~seen.before, -torch.inf)
+    return between, sums.exp()
 
 
-def _products(a: Tensor, b: Tensor, decay: Tensor) -> Tensor:
-    """(a_i ⊙ e_ij)·b_j for all pairs of rows."""
+def _products(a: Tensor, b: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
+    """(a_i ⊙ e_ij)·b_j for the pairs of rows of a mask, else 0."""
     if decay.shape[-1] == 1:
-        return (a @ b.mT) * decay[..., 0]
-    return torch.einsum("...ik,...jk,...ijk->...ij", a, b, decay)
+        return pairs.products(a, b, mask) * decay[..., 0]
+    decayed = a.unsqueeze(-2).where(mask[..., None], 0) * decay
+    return torch.einsum("...ijk,...jk->...ij", decayed, b).where(mask, 0)
 
 
 # --- flash-linear-attention -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from typing import Any
 
@@ -37,6 +38,23 @@ def test_no_token_sees_a_later_one(kind: str, gated: Any) -> None:
     changed = h.clone()
     changed[:, 7:] = torch.nan
     close(mixer(changed)[:, :7], mixer(h)[:, :7])
+
+
+@pytest.mark.parametrize("gated", [True, "per-feature"])
+@pytest.mark.parametrize("rate", [1.0, 11.0, 44.0])
+def test_gradients_of_rates_are_exact_however_small(gated: Any, rate: float) -> None:
+    """With decays of exp(−rate) a token: relative to the gradient, which is as small as they."""
+    mixer, h = make("deltanet", gated), inputs(torch.float32)
+    assert mixer.decay is not None
+    with torch.no_grad():
+        mixer.decay.log_rate.fill_(math.log(rate))
+        mixer.decay.up.bias.fill_(math.log(math.e - 1))  # softplus of it is 1
+    grads = []
+    for call, x in ((copy.deepcopy(mixer).double(), h.double()), (mixer, h)):
+        assert call.decay is not None
+        (grad,) = torch.autograd.grad(call(x).square().sum(), call.decay.log_rate)
+        grads.append(grad.double())
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=0)
 
 
 @pytest.mark.table(1)

@@ -176,8 +176,8 @@ struct Parameters {
 
 // COUNT vectors over the block's features, which wait for a later pass over the token or for a later token. A thread
 // accesses its own features only, so no barrier is needed. They are in registers or in memory: in the order of the features
-// with the other blocks' (IN_ORDER), or for this block alone. There a packet lies in pieces of one access, and neighbouring
-// threads' pieces beside each other, because in packets of 32 bytes two lanes would meet in every bank.
+// among those of other blocks (IN_ORDER), or private to the block. Private packets are split into pieces of one access, and the
+// pieces of neighbouring threads are adjacent: with whole packets of 32 bytes, two lanes would use the same bank.
 template <int COUNT, bool REGISTERS, bool IN_ORDER = false> struct FeatureVectors {
   Features values[COUNT > 0 ? COUNT : 1][ROWS];
 

@@ -11,9 +11,9 @@
 // what the one before it leaves: k_jᵀ(X + Σ_i k_i factor_iᵀ) = k_jᵀX + Σ_i (k_j·k_i) factor_iᵀ over i < j, so that the first
 // sum has n·(1 + M) + n·(n − 1)/2 numbers, and there is still one.
 //
-// A block processes its tokens one after the other: every gridDim.x-th, or `chunk` neighbours of a token read. Its threads share a token's features. If one block
-// cannot hold a token, a cluster of blocks shares it, with a slice of the features each (sm_90 and newer; for bf16, M = 4
-// beyond D = 4096, M = 8 beyond 2048, and half of that for a token read).
+// A block processes its tokens one after the other: every gridDim.x-th, or in a token read `chunk` neighbours. Its threads
+// share a token's features. If one block cannot hold a token, a cluster of blocks shares it, with a slice of the features
+// each (sm_90 and newer; for bf16, M = 4 beyond D = 4096, M = 8 beyond 2048, and half of that for a token read).
 //
 // X stays in registers from the first sum to the second (KEEP_IN_REGISTERS), so it crosses memory once each way. If it
 // does not fit and there are no clusters, X and k are loaded again after the first sum: from their stage in shared memory

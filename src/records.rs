@@ -44,7 +44,7 @@ pub struct Write<T, S = T> {
     pub direction: T,
     /// v (…, m) or (…, n, m)
     pub value: S,
-    /// β (…) or (…, n), in [0, 2]: 0 keeps X, 1 replaces the readout k̂ᵀX by v, 2 with v = 0 reflects
+    /// β (…) or (…, n), in [0, 2]: 0 keeps a finite X, 1 replaces the readout k̂ᵀX by v, 2 with v = 0 reflects
     pub gate: S,
     /// ε_k in k̂ = k/√(|k|² + ε_k²); None, with [`Erase::None`] only, for k̂ = k
     pub eps_k: Option<f64>,

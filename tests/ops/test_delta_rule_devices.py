@@ -16,10 +16,10 @@ from tests.support.delta_rule_cases import (
     LAYOUTS,
     LEAVES,
     LOG_DECAYS,
+    check_mixed_decays,
     problem,
     results,
     rounded,
-    with_mixed_decays,
 )
 from tests.support.op_cases import BF16, F32, F64
 from tests.support.tolerances import assert_close
@@ -81,11 +81,7 @@ def test_gradients_are_exact_however_small(g, log_decay):
 
 @pytest.mark.parametrize("g", ["head", "feature"])
 def test_a_strong_decay_among_weak_ones_has_an_exact_gradient(g):
-    given = rounded(with_mixed_decays(problem("alike", T=70, K=16, V=32, g=g)), F32)
-    actual = results(functional.delta_rule, given)["gradient of g"]
-    expected = results(reference.delta_rule, rounded(given, F64))["gradient of g"]
-    decay = given["g"].double().exp()  # by which each gradient is divided
-    assert_close("gradient of exp g", actual / decay, expected / decay, F32, gradient=True)
+    check_mixed_decays(g)
 
 
 # --- NaN ------------------------------------------------------------------------------------------

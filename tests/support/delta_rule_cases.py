@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ddl import functional, reference
 from tests.support.op_cases import F32, F64
+from tests.support.tolerances import assert_close
 
 GATES = ("beta", "g", "initial_state")  # which stay float32 beside half precision
 LEAVES = ("q", "k", "v", *GATES)
@@ -79,14 +81,6 @@ def problem(
     }
 
 
-def with_mixed_decays(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with g between the extremes of LOG_DECAYS, even in its logarithm."""
-    r = torch.Generator().manual_seed(2)
-    weakest, strongest = LOG_DECAYS[0], LOG_DECAYS[-1]
-    share = torch.rand(given["g"].shape, generator=r, dtype=F64)
-    return given | {"g": weakest * (strongest / weakest) ** share}
-
-
 def rounded(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """The arguments in a dtype; gates and states in float32 beside half precision."""
     small = F64 if dtype == F64 else F32
@@ -129,3 +123,16 @@ def results(
         reached, list(leaves.values()), cotangents, allow_unused=True, materialize_grads=True
     )
     return found | {f"gradient of {name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+
+def check_mixed_decays(g: str) -> None:
+    """Compare the gradient of decays from weak to strong, each relative to its own size."""
+    r = torch.Generator().manual_seed(2)
+    given = problem("alike", T=70, K=16, V=32, g=g)
+    weakest, strongest = LOG_DECAYS[0], LOG_DECAYS[-1]  # even in the logarithm of g
+    share = torch.rand(given["g"].shape, generator=r, dtype=F64)
+    given = rounded(given | {"g": weakest * (strongest / weakest) ** share}, F32)
+    actual = results(functional.delta_rule, given)["gradient of g"]
+    expected = results(reference.delta_rule, rounded(given, F64))["gradient of g"]
+    decay = given["g"].double().exp()
+    assert_close("gradient of exp g", actual / decay, expected / decay, F32, gradient=True)

@@ -66,7 +66,7 @@ def check_forward(
 def _run(
     forward: Callable[..., Any], block: nn.Module, training: bool, x: Tensor, others: list[Any]
 ) -> tuple[Any, list[list[int]]]:
-    """What a forward returns, and what each module got besides x."""
+    """Return the output of a forward, and the arguments of each module besides x."""
     probe = copy.copy(block)
     parts = {name: StandIn(phase) for phase, name in enumerate(block._modules)}
     probe._modules = dict(parts)

@@ -5,10 +5,11 @@ the decay e_ij of the state between steps j and i, all w of the chunk solve one 
 
     w_i + β_i Σ_{j<i} (k_i ⊙ e_ij)·k_j w_j  =  β_i v_i − β_i (k_i ⊙ e_i0)ᵀ S₀,
 
-and y and the next chunk's state are matrix products. No step sees a later one or another document,
-not even by a NaN there; nor does a gradient see what its step does not reach. Source: DeltaNet
-(arXiv 2406.06484) §3.2, Gated DeltaNet (arXiv 2412.06464) §3.3, Kimi Linear (arXiv 2510.26692) §3.
-If flash-linear-attention is installed and takes the problem, its kernels run instead.
+and y and the next chunk's state are matrix products. Nothing reaches a step from a later one or
+from another document, not even NaN; nor a gradient from an output that its step does not reach.
+Source: DeltaNet (arXiv 2406.06484) §3.2, Gated DeltaNet (arXiv 2412.06464) §3.3, Kimi Linear (arXiv
+2510.26692) §3. If flash-linear-attention is installed and takes the problem, its kernels run
+instead.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Problem(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What the steps of each chunk see, as masks over (chunks, B, H, …).
+    """Masks over (chunks, B, H, …): the steps and states that the steps of each chunk see.
 
     steps (…, C, C): step i sees step j, which is itself or an earlier one of its document. before
     (…, C, 1): a step sees the state before the chunk. after (…, C, 1): the state after the chunk
@@ -66,7 +67,7 @@ class _Seen(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """What y and the next state are computed from; the last four are masks, as in `_Seen`."""
+    """The operands of y and of the next state; the last four are masks, as in `_Seen`."""
 
     written: Tensor
     erased: Tensor

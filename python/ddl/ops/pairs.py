@@ -25,7 +25,7 @@ def products(a: Tensor, b: Tensor, pairs: Tensor) -> Tensor:
 
 
 def sums(weights: Tensor, rows: Tensor, pairs: Tensor) -> Tensor:
-    """Σ_j c_ij w_j, (…, I, V), for w (…, J, V) and c (…, I, J), which is 0 outside of the pairs."""
+    """Σ_j c_ij w_j, (…, I, V), for w (…, J, V) and c (…, I, J), 0 outside of the pairs."""
     result: Tensor = _Sums.apply(weights, rows, pairs)
     return result
 
@@ -33,7 +33,7 @@ def sums(weights: Tensor, rows: Tensor, pairs: Tensor) -> Tensor:
 def solve(system: Tensor, known: Tensor, pairs: Tensor) -> Tensor:
     """x (…, C, V) with x_i + Σ_j L_ij x_j = known_i, for L (…, C, C), 0 outside of the pairs.
 
-    Only pairs with j < i count. If row i sees j, and j sees another one, so does i.
+    All pairs have j < i. If row i sees j, and j sees another one, so does i.
     """
     x: Tensor = _Solve.apply(system, known, pairs, False)
     return x

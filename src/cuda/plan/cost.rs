@@ -25,10 +25,10 @@ const DEVICE_WAIT: f64 = 1230.0;
 const L2_WAIT: f64 = 600.0;
 /// Until a thread has a packet that it loads again, and its parameters (assumed: L2 without load).
 const ROW_WAIT: f64 = 300.0;
-/// Until a backward has the numbers and the packets of a chain's link, asked for as far as L2 a token ahead (assumed: L2
+/// Until a backward has the numbers and the packets of a chain's link, which were prefetched to L2 a token ahead (assumed: L2
 /// under load).
 const LINK_WAIT: f64 = L2_WAIT;
-/// Links of a token in the mean, if one state in four is stored (`default_anchors`).
+/// Links of a token in the mean, if one state in four is stored (`spread_anchors` in python/ddl/options.py).
 const LINKS: f64 = 1.5;
 /// Until a block has a sum, and what each doubling of a cluster adds: 350, and 600 for two ("clusters of blocks").
 const SUM_WAIT: [f64; 2] = [350.0, 250.0];
@@ -69,8 +69,8 @@ pub(super) fn clocks(s: &RewriteRead, plan: &Plan, limits: &Limits) -> usize {
         Kernel::Forward if !staged => (DEVICE_WAIT - plan.load_ahead as f64 * sum).max(0.0),
         _ => DEVICE_WAIT,
     };
-    // In a block that is alone with its stage, nothing else computes while it waits for a row, a link or its cluster; nor do two
-    // blocks with stages overlap the waits of their clusters (timed: 1.05 to 1.2 times as long as without stages).
+    // In a block that is alone with its stage, nothing else computes while it waits for a row, a link or its cluster; nor do
+    // two blocks with stages overlap the waits of their clusters (timed: 1.05 to 1.2 times as long as without stages).
     let waiting = rows + links + if plan.cluster > 1 { sums } else { 0.0 };
     let idle = if staged && (blocks == 1 || plan.cluster > 1) { waiting } else { 0.0 };
     let (work, wait) = (work + idle * slices as f64, sums + rows + links + memory - idle);

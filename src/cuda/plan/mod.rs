@@ -2,8 +2,8 @@
 //!
 //! A plan is chosen from data. `candidates` lists every way to divide the work that is worth comparing; `footprint` has
 //! the registers, the shared memory and the bytes that each takes, and why a device does not have them; and `cost` has
-//! the estimated time of each, before which come the few plans that were `timed`. The `planner` takes the first that fits; [`report`] writes the first of them down. An
-//! expansion has so few choices that its plan needs no estimates (`expand`).
+//! the estimated time of each. The `planner` takes a plan that was `timed` to be the fastest, else the cheapest that fits;
+//! [`report`] writes the first of them down. An expansion has so few choices that its plan needs no estimates (`expand`).
 //! Correctness never depends on these choices; speed does. A kernel streams memory, so it wants many bytes in flight, and
 //! each of them once. All functions are pure: of sizes, types, the device's `limits` and `overrides`.
 

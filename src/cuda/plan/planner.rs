@@ -1,4 +1,5 @@
-//! The planner: the plan that was timed to be the fastest, else the cheapest candidate that fits, and the next one if its kernel spills registers.
+//! The planner: the plan that was timed to be the fastest, else the cheapest candidate that fits, and the next one if its
+//! kernel spills registers.
 
 use std::collections::HashSet;
 
@@ -9,7 +10,7 @@ use super::footprint::{exceeds, registers, shared};
 use super::limits::Limits;
 use super::overrides::{Overrides, no_plan};
 use super::plan::{Plan, Residency};
-use super::timed::fastest;
+use super::timed::timed;
 use crate::cuda::kernel::{RewriteRead, Specialisation};
 use crate::error::{Error, Result};
 
@@ -20,7 +21,10 @@ impl Plan {
             Specialisation::RewriteRead(s) => s,
             Specialisation::Expand(s) => return expand::plan(&s, limits, overrides),
         };
-        let mut plans = timed(s, limits, overrides).into_iter().chain(candidates(s, limits, overrides));
+        if let Some(plan) = timed(s, limits, overrides) {
+            return Ok(plan);
+        }
+        let mut plans = candidates(s, limits, overrides).into_iter();
         plans.find(|plan| exceeds(s, plan, limits).is_none()).ok_or_else(|| refusal(s, limits, overrides))
     }
 
@@ -40,11 +44,6 @@ impl Plan {
                 && exceeds(s, plan, limits).is_none()
         })
     }
-}
-
-/// The plan that was timed to be the fastest, if no choice is made by hand.
-fn timed(s: &RewriteRead, limits: &Limits, overrides: &Overrides) -> Option<Plan> {
-    if overrides.no_macro() { fastest(s, limits) } else { None }
 }
 
 /// Why no candidate is left: the override at fault, if one alone is.

@@ -1,6 +1,5 @@
 //! Plans that were the fastest without a spill of those timed on an H200, where the estimate takes another
-//! (benchmarks/results/gpu-plans.jsonl).
-//! They come first on GPUs with clusters and as much shared memory.
+//! (benchmarks/results/gpu-plans.jsonl). They are taken on GPUs with clusters and as much shared memory.
 
 use super::candidates::candidates;
 use super::footprint::exceeds;
@@ -19,9 +18,9 @@ const CHANNELS: usize = 4;
 const TAPS: [usize; 2] = [1, 4];
 const SHARED: usize = 228 << 10;
 
-/// One rewrite and its read, with k in two bytes: the kernel, d, the state's dtype, and choices of the fastest plan. Beside each
-/// the microseconds of 32,768 tokens with the plan of the least estimate, and with this one. They hold for chains, too: so
-/// gradients have the same bits whatever is stored.
+/// One rewrite and its read, with k in two bytes: the kernel, d, the state's dtype, and choices of the fastest plan. The comments
+/// give the microseconds of 32,768 tokens with the plan of the least estimate and with this one. The rows hold for chains as
+/// well, so gradients have the same bits whatever is stored.
 const TIMED: [(Kernel, Compress, usize, Dtype, &str); 8] = [
     (Forward, Channel, 768, F32, "STAGES=1 BLOCKS=3"), // 291, 269
     (Forward, Channel, 768, Bf16, "STAGES=1 BLOCKS=8"), // 154, 147
@@ -33,12 +32,12 @@ const TIMED: [(Kernel, Compress, usize, Dtype, &str); 8] = [
     (Backward, Token, 768, Bf16, "THREADS=128 SUMS=1 STAGES=1 BLOCKS=2"), // 367, 364
 ];
 
-/// The fastest plan, if it was timed.
-pub(super) fn fastest(s: &RewriteRead, limits: &Limits) -> Option<Plan> {
+/// The plan that was timed to be the fastest, if there is one for this kernel and device and no macro is chosen by hand.
+pub(super) fn timed(s: &RewriteRead, limits: &Limits, overrides: &Overrides) -> Option<Plan> {
     let sizes = s.m == CHANNELS && TAPS.contains(&s.taps) && s.types.direction.size() == 2;
     let known = sizes && s.rewrite && s.rewrites == 1 && s.aligned;
     let like_timed = limits.cluster > 1 && limits.shared_per_multiprocessor >= SHARED;
-    if !known || !like_timed {
+    if !known || !like_timed || !overrides.no_macro() {
         return None;
     }
     let key = (s.kernel, s.compress, s.d, s.types.state);

@@ -16,6 +16,7 @@ STREAMS = ("float32", "bfloat16")
 READS = (("channel", 4), ("token", 4), ("identity", 1))
 PEAK_GB_S = {"H100": 3350, "H200": 4800}  # of the data sheet
 UNKNOWN = "not measured"
+ANCHORS = (1, 2, 4, 8)  # N: every N-th state is stored
 OLD_DEFAULT = 8  # N of steps whose records do not have it
 
 Line = dict[str, Any]
@@ -54,6 +55,27 @@ def steps(lines: list[Line]) -> str:
         label = default_of([line for line in memory[1:] if line])
         rows.append(row(f"memory, {stream} stream", label, "float32", *factors))
     return "\n".join(rows)
+
+
+def anchors(lines: list[Line]) -> str:
+    """Milliseconds and peak memory of compiled steps by N, and of additions."""
+    wide = ("ddl-cc", "ddl-tc")
+    rows = [row("N", *(f"`{name}`, {unit}" for name in wide for unit in ("ms", "GiB")))]
+    rows.append("|---" * (1 + 2 * len(wide)) + "|")
+    for n in ANCHORS:
+        rows.append(row(str(n), *(x for name in wide for x in cost(lines, name, n))))
+    return "\n".join([*rows, row("additions", *cost(lines, "additive", None), "", "")])
+
+
+def cost(lines: list[Line], residual: str, n: int | None) -> tuple[str, str]:
+    """Milliseconds and GiB of a step with a float32 stream that erases; n: its N."""
+    for line in lines:
+        if line["part"] in ("steps", "anchors", "train-compiled") and "median" in line:
+            plain = line.get("erase", "tied") == "tied" and line["residual"] == residual
+            known = line.get("anchor_every") or (OLD_DEFAULT if line.get("default", True) else None)
+            if plain and (n is None or known == n):
+                return f"{1e3 * line['median']:.1f}", f"{line['peak_bytes'] / 2**30:.1f}"
+    return UNKNOWN, UNKNOWN
 
 
 def default_of(lines: list[Line]) -> str:
@@ -126,5 +148,6 @@ def tables(results: Path = RESULTS) -> dict[str, str]:
     end = source(lines, files)
     return {
         "gpu-steps": f"{steps(lines)}\n\n{end}",
+        "gpu-anchors": f"{anchors(lines)}\n\n{end}",
         "gpu-operators": f"{operators(lines)}\n\n{end}",
     }

@@ -184,12 +184,15 @@ def pages() -> Mapping[Path, str]:
     """The pages with tables, as they should be."""
     made, on_gpu = tables(), gpu.tables()
     streams = {"baselines": made.pop("baselines")}
+    of_anchors = {"gpu-anchors": on_gpu["gpu-anchors"].replace("](../", "](../../")}
     for_readme = {"training": made["training"], **on_gpu}
+    del for_readme["gpu-anchors"]
     for_readme = {name: text.replace("](../", "](") for name, text in for_readme.items()}
     docs = ROOT / "docs"
     marked = {
         docs / "performance.md": made,
         docs / "gpu.md": on_gpu,
+        docs / "decisions" / "anchors.md": of_anchors,
         docs / "variants.md": streams,
         ROOT / "README.md": for_readme,
     }

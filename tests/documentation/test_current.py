@@ -96,8 +96,22 @@ def test_tables_of_the_newest_run_on_a_gpu(tmp_path):
     common = {"device": "NVIDIA H200", "torch": "2.11.0+cu130", "date": "2026-12-01T06:00"}
     common["commit"] = {"hash": "abcdef0123"}
     step = common | {"part": "steps", "residual": "ddl-tc", "stream_dtype": "float32"}
-    step |= {"erase": "tied", "default": True, "anchor_every": 4, "ratio": 0.814, "floor": 0.85}
-    first = step | {"part": "anchors", "default": False, "anchor_every": 1, "ratio": 0.9}
+    step |= {
+        "erase": "tied",
+        "default": True,
+        "anchor_every": 4,
+        "ratio": 0.814,
+        "floor": 0.85,
+        "median": 0.0791,
+        "peak_bytes": 27 * 2**30,
+    }
+    first = step | {
+        "part": "anchors",
+        "default": False,
+        "anchor_every": 1,
+        "ratio": 0.9,
+        "median": 0.075,
+    }
     half = step | {"part": "bfloat16", "stream_dtype": "bfloat16", "same_ratio": 0.7, "ratio": 0.88}
     operator = common | {"part": "operators", "op": "rewrite_read", "form": "channel", "d": 768,
                          "m": 4, "state": "float32", "copy": {"gb_s": 4000.0}}  # fmt: skip
@@ -106,7 +120,7 @@ def test_tables_of_the_newest_run_on_a_gpu(tmp_path):
     runs = [machine, step | {"ratio": 0.1}, machine, step, first, half, operator]
     text = "".join(json.dumps(line) + "\n" for line in runs)
     (tmp_path / "gpu-day.jsonl").write_text(text)
-    steps, operators = gpu.tables(tmp_path).values()
+    steps, anchors, operators = gpu.tables(tmp_path).values()
     missing = gpu.UNKNOWN
     for row in (
         f"| float32 | 4 (default) | float32 | {missing} | {missing} | 0.81 (0.85) | {missing} |",
@@ -115,6 +129,12 @@ def test_tables_of_the_newest_run_on_a_gpu(tmp_path):
         f"| bfloat16 | 4 (default) | bfloat16 | {missing} | {missing} | 0.70 | {missing} |",
     ):
         assert row in steps
+    for row in (
+        f"| 1 | {missing} | {missing} | 75.0 | 27.0 |",
+        f"| 4 | {missing} | {missing} | 79.1 | 27.0 |",
+        f"| 8 | {missing} | {missing} | {missing} | {missing} |",
+    ):
+        assert row in anchors
     assert "| channel, m = 4 | float32 | 90 | 75 | 60 | 50 |" in operators
     assert steps.endswith("NVIDIA H200, torch 2.11.0, 2026-12-01, commit abcdef0: "
                           "[gpu-day.jsonl](../benchmarks/results/gpu-day.jsonl).")  # fmt: skip

@@ -64,6 +64,21 @@ def test_utf8_is_checked_across_chunks(tmp_path: Path, monkeypatch: pytest.Monke
                 data.load(file)
 
 
+def test_a_file_that_is_cut_short_while_it_is_used(tmp_path: Path) -> None:
+    """To read beyond the end of a mapped file would end the process."""
+    file = tmp_path / "text.txt"
+    file.write_bytes(b"x" * 100_000)
+    corpus = data.load(file)
+    os.truncate(file, 5_000)
+    sentence = (
+        f"`data` must keep the 100000 bytes that it was opened with, got {file}, now with 5000"
+    )
+    places = (lambda: data.batch(corpus.train, 2, 64, seed=0, step=0), corpus.checksum)
+    for read in (*places, lambda: list(data.evaluation_batches(corpus.validation, 1, 64, 0))):
+        with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+            read()
+
+
 def test_embedded_text_is_there_and_has_no_repeated_paragraph() -> None:
     corpus = data.load("topics")
     corpus.check(256, 256)

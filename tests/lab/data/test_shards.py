@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -273,6 +274,18 @@ def test_shards_that_do_not_fit_their_index_are_refused(small: Path) -> None:
     refused(small, f"{expected} bytes, got {file}, which has {listed - 5} bytes")
     file.unlink()
     refused(small, f"{expected} bytes, got {file}, which cannot be read: No such file or directory")
+
+
+@pytest.mark.parametrize("suffix", ["bin", "starts"])
+def test_a_shard_that_is_cut_short_while_it_is_used(suffix: str, small: Path) -> None:
+    shards = data.load(small).train
+    assert isinstance(shards, Shards)
+    file = next(small.glob(f"train-*.{suffix}"))
+    size = file.stat().st_size
+    os.truncate(file, 0)
+    sentence = f"`data` must keep the {size} bytes that it was opened with, got {file}, now with 0"
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        data.batch(shards, 2, 16, seed=0, step=0, documents=True)
 
 
 def test_a_damaged_tokenizer(small: Path) -> None:

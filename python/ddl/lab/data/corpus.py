@@ -24,7 +24,7 @@ from ddl.models.tokenizers import ByteTokenizer, GPT2Tokenizer, Tokenizer, descr
 from ddl.paths import at_home
 
 from .content import HEAD, foreign
-from .shards import Shards, is_prepared, open_shards
+from .shards import Shards, is_prepared, mapped, open_shards, uncut
 
 if TYPE_CHECKING:  # the worker processes of `ddl prepare` do not wait for torch
     from torch import Tensor
@@ -251,7 +251,7 @@ def _windows(tokens: Tokens, places: list[slice], documents: bool) -> Windows:
     """The windows of `tokens` at these places."""
     import torch
 
-    cut = torch.from_numpy(np.stack([tokens[place] for place in places]).astype(np.int64))
+    cut = torch.from_numpy(np.stack([uncut(tokens)[place] for place in places]).astype(np.int64))
     if not documents:
         return Windows(cut, None)
     if not isinstance(tokens, Shards):
@@ -316,7 +316,7 @@ def _without_header(path: Path, expected: str) -> Array:
 
 def _largest(tokens: Array) -> int:
     """The largest token, read in chunks: the file may be larger than memory."""
-    chunks = (tokens[first : first + CHUNK] for first in range(0, len(tokens), CHUNK))
+    chunks = (uncut(tokens)[first : first + CHUNK] for first in range(0, len(tokens), CHUNK))
     return max((int(chunk.max()) for chunk in chunks), default=-1)
 
 
@@ -328,7 +328,7 @@ def _samples(tokens: Array) -> Iterator[bytes]:
     else:
         starts = [i * (len(data) - SAMPLE) // (SAMPLES - 1) for i in range(SAMPLES)]
     for start in starts:
-        yield data[start : start + SAMPLE].tobytes()
+        yield uncut(data)[start : start + SAMPLE].tobytes()
 
 
 def _map(path: Path, expected: str, dtype: type[np.generic]) -> Array:
@@ -338,7 +338,7 @@ def _map(path: Path, expected: str, dtype: type[np.generic]) -> Array:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size and size % item == 0:
-                return np.memmap(file, dtype=dtype, mode="r")
+                return mapped(file, path, dtype)
         problem = f"whose {size} bytes are no whole number of {item}-byte tokens"
         if size == 0:
             problem = "which is empty"
@@ -350,7 +350,7 @@ def _map(path: Path, expected: str, dtype: type[np.generic]) -> Array:
 def _check_utf8(path: Path, tokens: Array) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(tokens), CHUNK):
-        chunk = tokens[start : start + CHUNK].tobytes()
+        chunk = uncut(tokens)[start : start + CHUNK].tobytes()
         carried = len(decoder.getstate()[0])  # bytes of a character that the last chunk split
         try:
             decoder.decode(chunk, final=start + CHUNK >= len(tokens))

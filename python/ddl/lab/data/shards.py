@@ -206,9 +206,8 @@ class Shards:
         first, last, _ = window.indices(len(self))
         out = np.empty(max(0, last - first), self.dtype)
         for span in self._spans(first, last):
-            out[span.at : span.at + span.end - span.begin] = self._tokens[span.shard][
-                span.begin : span.end
-            ]
+            tokens = uncut(self._tokens[span.shard])
+            out[span.at : span.at + span.end - span.begin] = tokens[span.begin : span.end]
         return out
 
     def document_starts(self, window: slice) -> npt.NDArray[np.bool_]:
@@ -216,7 +215,7 @@ class Shards:
         first, last, _ = window.indices(len(self))
         out = np.zeros(max(0, last - first), np.bool_)
         for span in self._spans(first, last):
-            starts = self._starts[span.shard]
+            starts = uncut(self._starts[span.shard])
             # Of the same dtype: NumPy would convert the whole file to another one.
             low, high = np.searchsorted(starts, np.array((span.begin, span.end), starts.dtype))
             out[starts[low:high].astype(np.int64) - span.begin + span.at] = True
@@ -245,6 +244,25 @@ def _little_endian(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype).newbyteorder("<")
 
 
+def mapped(file: Any, path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Memory-map a file that is open, and keep its path for `uncut`."""
+    array = np.memmap(file, dtype, "r")
+    array.filename = str(path)
+    return array
+
+
+def uncut(tokens: Any) -> Any:
+    """Return tokens as they are; raise InputError if their file was cut short since it was mapped.
+
+    To read beyond a file's end would end the process, by SIGBUS.
+    """
+    pages = getattr(tokens, "_mmap", None)
+    if pages is not None and pages.size() < len(pages):
+        got = f"{tokens.filename}, now with {pages.size()}"
+        raise InputError("data", f"keep the {len(pages)} bytes that it was opened with", got)
+    return tokens
+
+
 def _map(path: Path, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
     """Memory-map a file of a shard; raise InputError unless it has its length."""
     expected = length * np.dtype(dtype).itemsize
@@ -252,7 +270,7 @@ def _map(path: Path, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size == expected:
-                return np.memmap(file, dtype, "r") if size else np.empty(0, dtype)
+                return mapped(file, path, dtype) if size else np.empty(0, dtype)
         problem = f"which has {size} bytes"
     except OSError as error:
         problem = f"which cannot be read: {reason_of(error)}"

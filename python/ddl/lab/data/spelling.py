@@ -29,7 +29,7 @@ from ddl.models.tokenizers import (
 )
 
 from .corpus import Tokens
-from .shards import Shards
+from .shards import Shards, uncut
 
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token of SentencePiece's byte fallback
 
@@ -77,7 +77,7 @@ class Spelling:
         self, tokens: Tokens, windows: Sequence[slice], apart: bool
     ) -> tuple[Lengths, npt.NDArray[np.bool_]]:
         """The bytes of each token of windows of one length, and whether it is predicted."""
-        cut = np.stack([tokens[window] for window in windows])
+        cut = np.stack([uncut(tokens)[window] for window in windows])
         if cut.dtype.itemsize > 2:
             cut = np.minimum(cut, np.int64(len(self.lengths) - 1))
         lengths = self.lengths[cut]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddl.errors import InputError, reason_of
-from ddl.files import open_file
+from ddl.errors import InputError
 from ddl.models.tokenizers import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
 from ddl.paths import at_home
 
 from .content import HEAD, foreign
-from .shards import Shards, is_prepared, mapped, open_shards, uncut
+from .shards import Shards, is_prepared, map_file, open_shards, uncut
 
 if TYPE_CHECKING:  # the worker processes of `ddl prepare` do not wait for torch
     from torch import Tensor
@@ -334,17 +332,14 @@ def _samples(tokens: Array) -> Iterator[bytes]:
 def _map(path: Path, expected: str, dtype: type[np.generic]) -> Array:
     """Memory-map a file of `dtype`; raise InputError if that is impossible."""
     item = np.dtype(dtype).itemsize
-    try:
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size and size % item == 0:
-                return mapped(file, path, dtype)
-        problem = f"whose {size} bytes are no whole number of {item}-byte tokens"
+
+    def problem_of(size: int) -> str | None:
         if size == 0:
-            problem = "which is empty"
-    except OSError as error:
-        problem = f"which cannot be read: {reason_of(error)}"
-    raise InputError("data", f"be {expected}", f"{path}, {problem}")
+            return "which is empty"
+        odd = f"whose {size} bytes are no whole number of {item}-byte tokens"
+        return odd if size % item else None
+
+    return map_file(path, dtype, f"be {expected}", problem_of)
 
 
 def _check_utf8(path: Path, tokens: Array) -> None:

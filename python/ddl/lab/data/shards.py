@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -244,13 +244,6 @@ def _little_endian(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype).newbyteorder("<")
 
 
-def mapped(file: Any, path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Memory-map a file that is open, and keep its path for `uncut`."""
-    array = np.memmap(file, dtype, "r")
-    array.filename = str(path)
-    return array
-
-
 def uncut(tokens: Any) -> Any:
     """Return tokens as they are; raise InputError if their file was cut short since it was mapped.
 
@@ -263,21 +256,34 @@ def uncut(tokens: Any) -> Any:
     return tokens
 
 
-def _map(path: Path, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
-    """Memory-map a file of a shard; raise InputError unless it has its length."""
-    expected = length * np.dtype(dtype).itemsize
+def map_file(
+    path: Path, dtype: npt.DTypeLike, expected: str, problem_of: Callable[[int], str | None]
+) -> npt.NDArray[Any]:
+    """Memory-map a file; raise InputError if that is impossible, or its number of bytes a problem.
+
+    expected: of `data`, for the error.
+    """
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if size == expected:
-                return mapped(file, path, dtype) if size else np.empty(0, dtype)
-        problem = f"which has {size} bytes"
+            problem = problem_of(size)
+            if problem is None and size == 0:
+                return np.empty(0, dtype)
+            if problem is None:
+                array = np.memmap(file, dtype, "r")
+                array.filename = str(path)  # for `uncut`
+                return array
     except OSError as error:
         problem = f"which cannot be read: {reason_of(error)}"
-    raise InputError(
-        "data",
-        f"have the shards of its {INDEX}, {path.name} with {expected} bytes",
-        f"{path}, {problem}",
+    raise InputError("data", expected, f"{path}, {problem}")
+
+
+def _map(path: Path, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
+    """Memory-map a file of a shard; raise InputError unless it has its length."""
+    whole = length * np.dtype(dtype).itemsize
+    expected = f"have the shards of its {INDEX}, {path.name} with {whole} bytes"
+    return map_file(
+        path, dtype, expected, lambda size: None if size == whole else f"which has {size} bytes"
     )
 
 

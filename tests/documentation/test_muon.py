@@ -75,7 +75,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
     ),
     "Hugging Face": (
         lambda: from_gpt(GPT(small(residual="ddl-tc"))),
-        r"trunk\.sublayers\.\d\.\w+\.weight",
+        r"model\.trunk\.sublayers\.\d\.\w+\.weight",
         2 * (4 + 3),
     ),
 }

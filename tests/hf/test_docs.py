@@ -81,10 +81,10 @@ def test_what_it_leaves(page: tuple[Path, dict[str, Any]]) -> None:
     assert after.shape[1] == before.shape[1] + 8
     assert left["trainer"].state.global_step == 10
     tuned = AutoModelForCausalLM.from_pretrained(directory / "tuned")
-    assert torch.equal(tuned.wte.weight, left["model"].wte.weight.cpu())
+    assert torch.equal(tuned.model.wte.weight, left["model"].model.wte.weight.cpu())
     exported, _ = ddl.hf.load(directory / "exported")
-    assert not torch.equal(tuned.wte.weight, exported.wte.weight)
-    assert left["shared"].wte.weight is left["gpt"].wte.weight
+    assert not torch.equal(tuned.model.wte.weight, exported.wte.weight)
+    assert left["shared"].model.wte.weight is left["gpt"].wte.weight
 
 
 def test_what_it_says_of_the_cache(page: tuple[Path, dict[str, Any]]) -> None:
@@ -102,7 +102,7 @@ def test_what_it_says_of_tokens_that_the_tokenizer_lacks(page: tuple[Path, dict[
     assert left["spare"] == []
     padded = ddl.hf.from_gpt(gpt_model(vocab_size=300))
     with torch.no_grad():
-        padded.wte.weight[257:] *= 30
+        padded.model.wte.weight[257:] *= 30
     tokenizer = ddl.hf.to_fast(ByteTokenizer(), padded.config.gpt)
     prompts = tokenizer(["ab", "c"], return_tensors="pt", padding=True)
     assert padded.generate(**prompts, max_new_tokens=20).max() > 256

@@ -51,13 +51,13 @@ def test_there_and_back(options: dict[str, Any], tmp_path: Path) -> None:
     save(gpt, ByteTokenizer(), tmp_path)
     assert names(tmp_path) == sorted(FILES + REMOTE + TOKENIZER)
     stored = safetensors.torch.load_file(tmp_path / "model.safetensors")
-    assert stored.keys() == gpt.state_dict().keys()
+    assert stored.keys() == {f"model.{name}" for name in gpt.state_dict()}
 
     hf = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(hf) is DDLForCausalLM
     assert hf.dtype == torch.float32
     assert not hf.training
-    assert hf.lm_head.weight is hf.wte.weight
+    assert hf.lm_head.weight is hf.model.wte.weight
     assert torch.equal(hf(IDX).logits, expected)
     assert_rotated(hf)
 
@@ -98,11 +98,11 @@ def test_ways_of_loading(dtype: torch.dtype, tmp_path: Path) -> None:
 
 def test_a_device_map_keeps_the_trunk_together() -> None:
     hf = from_gpt(model(vocab_size=5000))
-    room = 7 * sum(p.numel() * p.element_size() for p in hf.trunk.parameters())
+    room = 7 * sum(p.numel() * p.element_size() for p in hf.model.trunk.parameters())
 
     def pieces(whole: Any) -> list[str]:
         devices = infer_auto_device_map(hf, {"cpu": room}, no_split_module_classes=whole)
-        return [name for name in devices if name.startswith("trunk.")]
+        return [name for name in devices if name.startswith("model.trunk.")]
 
     assert pieces([])
     assert not pieces(hf._no_split_modules)

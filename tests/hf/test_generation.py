@@ -145,7 +145,7 @@ def test_from_embeddings_and_in_chunks() -> None:
     expected = uncached(hf, PROMPT, 6)
     chunked = hf.generate(PROMPT, max_new_tokens=6, prefill_chunk_size=2)
     assert torch.equal(chunked, expected)
-    embedded = hf.generate(inputs_embeds=hf.wte(PROMPT), max_new_tokens=6)
+    embedded = hf.generate(inputs_embeds=hf.model.wte(PROMPT), max_new_tokens=6)
     assert torch.equal(embedded, expected[:, 7:])
 
 
@@ -203,7 +203,7 @@ STATEFUL = "assisted generation is not supported with stateful models, such as D
         ({"assistant_model": wrapped()}, STATEFUL),
         (
             {"output_attentions": True, "return_dict_in_generate": True},
-            "`output_attentions` must be false, got True: attention weights are never formed",
+            "`output_attentions` must be false, got True: attention weights are not returned",
         ),
     ],
 )

@@ -44,9 +44,9 @@ def test_a_new_model_is_gpts(options: dict[str, Any]) -> None:
     new = AutoModelForCausalLM.from_config(DDLConfig.from_gpt(config))
     state = new.state_dict()
     assert state.pop("lm_head.weight") is not None
-    assert list(state) == list(expected.state_dict())
+    assert list(state) == [f"model.{name}" for name in expected.state_dict()]
     for name, tensor in expected.state_dict().items():
-        assert torch.equal(state[name], tensor), name
+        assert torch.equal(state[f"model.{name}"], tensor), name
     assert new.num_parameters() == expected.num_parameters()
 
 
@@ -75,7 +75,7 @@ def test_labels_are_shifted_and_counted() -> None:
 def test_the_module_is_shared() -> None:
     gpt = model()
     hf = from_gpt(gpt)
-    assert hf.wte.weight is gpt.wte.weight
+    assert hf.model.wte.weight is gpt.wte.weight
     assert hf.lm_head.weight is gpt.wte.weight
     assert to_gpt(hf).trunk is gpt.trunk
     assert hf.training == gpt.training
@@ -86,9 +86,9 @@ def test_a_copy_computes_the_same() -> None:
     hf = wrapped(residual="ddl-tc")
     clone = copy.deepcopy(hf)
     assert torch.equal(clone(IDX).logits, hf(IDX).logits)
-    assert clone.lm_head.weight is clone.wte.weight
-    clone.wte.weight.data.zero_()
-    assert hf.wte.weight.any()
+    assert clone.lm_head.weight is clone.model.wte.weight
+    clone.model.wte.weight.data.zero_()
+    assert hf.model.wte.weight.any()
 
 
 # --- arguments ------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_which_logits_are_kept() -> None:
 
 def test_embeddings_in_place_of_tokens() -> None:
     hf = wrapped()
-    assert torch.equal(hf(inputs_embeds=hf.wte(IDX)).logits, hf(IDX).logits)
+    assert torch.equal(hf(inputs_embeds=hf.model.wte(IDX)).logits, hf(IDX).logits)
 
 
 def test_tuples_on_demand() -> None:
@@ -132,7 +132,7 @@ def test_hidden_states(residual: str) -> None:
     """Hidden states are the inputs of each block's attention, and the final read."""
     hf = wrapped(residual=residual)
     out = hf(IDX, output_hidden_states=True)
-    expected, trunk, x = [], hf.trunk, hf.wte(IDX)
+    expected, trunk, x = [], hf.model.trunk, hf.model.wte(IDX)
     if isinstance(trunk, DeltaStream):
         x = trunk.expand(x)
         for index, (read, part) in enumerate(zip(trunk.reads, trunk.sublayers, strict=True)):
@@ -167,7 +167,7 @@ def test_hidden_states(residual: str) -> None:
         assert_close(f"state {number}", state, reference, torch.float32, depth=DEPTH)
     assert torch.equal(hf.lm_head(out.hidden_states[-1]), out.logits)
     assert hf(IDX).hidden_states is None
-    assert len(hf.trunk.sublayers[0]._forward_pre_hooks) == 0
+    assert len(hf.model.trunk.sublayers[0]._forward_pre_hooks) == 0
     hf.config.output_hidden_states = True
     assert len(hf(IDX).hidden_states) == 3
 
@@ -203,7 +203,7 @@ def test_hidden_states(residual: str) -> None:
         ),
         (
             {"input_ids": IDX, "output_attentions": True},
-            "`output_attentions` must be false, got True: attention weights are never formed",
+            "`output_attentions` must be false, got True: attention weights are not returned",
         ),
         (
             {"input_ids": IDX, "attention_mask": torch.ones(3, 1, 24, 24)},

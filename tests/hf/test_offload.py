@@ -21,8 +21,8 @@ from tests.support.nanogpt_cases import tokens as tokens_of_nanogpt
 from tests.support.sampling import few
 
 IDX = tokens(2, 12)
-PARTLY = {"wte": "cpu", "lm_head": "cpu", "trunk": "disk"}
-HEAD_AWAY = {"wte": "disk", "lm_head": "disk", "trunk": "cpu"}
+PARTLY = {"model.wte": "cpu", "lm_head": "cpu", "model.trunk": "disk"}
+HEAD_AWAY = {"model.wte": "disk", "lm_head": "disk", "model.trunk": "cpu"}
 WAYS: dict[str, Callable[..., Any]] = {
     "cpu": lambda hf, out, **more: cpu_offload(hf, execution_device="cpu", **more),
     "disk": lambda hf, out, **more: disk_offload(hf, out, execution_device="cpu", **more),
@@ -85,11 +85,11 @@ def test_a_trunk_that_stays_needs_nothing(tmp_path: Path) -> None:
     hf = from_gpt(model(residual="ddl-tc"))
     options = {"main_device": "cpu", "offload_dir": tmp_path, "force_hooks": True}
     hf = dispatch_model(hf, HEAD_AWAY, **options)
-    assert "forward" in hf.trunk.reads[0].__dict__
+    assert "forward" in hf.model.trunk.reads[0].__dict__
     same(hf, {"residual": "ddl-tc"})
-    hf.trunk.reads[0]._old_forward = lambda state: state
+    hf.model.trunk.reads[0]._old_forward = lambda state: state
     with pytest.raises(TypeError, match="got Read with another forward"):
-        require_own_forward("read", hf.trunk.reads[0], Read)
+        require_own_forward("read", hf.model.trunk.reads[0], Read)
 
 
 @torch.no_grad()

@@ -40,8 +40,8 @@ def wrapped(**options: Any) -> DDLForCausalLM:
 
 
 def gates(hf: DDLForCausalLM) -> set[str]:
-    """Names of the parameters in float32."""
-    return {name for name, p in hf.named_parameters() if p.dtype == torch.float32}
+    """Names of the decoder's parameters in float32."""
+    return {name for name, p in hf.model.named_parameters() if p.dtype == torch.float32}
 
 
 @every_variant
@@ -64,7 +64,7 @@ def test_gates_and_values_stay_float32(
     kept = loaded._keep_in_fp32_modules_strict
     assert {n for n in gpt.state_dict() if any(re.search(k, n) for k in kept)} == expected
     assert {p.dtype for p in loaded.parameters()} <= {dtype, torch.float32}
-    for name, parameter in loaded.named_parameters():
+    for name, parameter in loaded.model.named_parameters():
         exact = gpt.get_parameter(name)
         assert torch.equal(parameter, exact if name in expected else exact.to(dtype)), name
     made = AutoModelForCausalLM.from_config(DDLConfig.from_gpt(gpt.config), dtype=dtype)
@@ -160,7 +160,7 @@ def test_more_and_fewer_tokens(tmp_path: Any) -> None:
 def test_new_tokens_start_like_the_others() -> None:
     hf = wrapped()
     hf.resize_token_embeddings(5000, mean_resizing=False)
-    assert hf.wte.weight[VOCABULARY:].std().item() == pytest.approx(0.02, rel=0.01)
+    assert hf.model.wte.weight[VOCABULARY:].std().item() == pytest.approx(0.02, rel=0.01)
 
 
 @every_residual
@@ -172,8 +172,8 @@ def test_what_a_checkpoint_lacks_is_drawn_as_gpt_draws_it(residual: str, tmp_pat
     hf = DDLForCausalLM.from_pretrained(tmp_path, config=config, ignore_mismatched_sizes=True)
     torch.manual_seed(0)
     fresh = GPT(small(residual=residual))
-    have = dict(source.named_parameters())
-    for name, parameter in hf.named_parameters():
+    have = dict(source.model.named_parameters())
+    for name, parameter in hf.model.named_parameters():
         start = fresh.get_parameter(name)
         assert not parameter.is_meta
         if name in have and have[name].shape == parameter.shape:
@@ -188,10 +188,11 @@ def test_what_a_checkpoint_lacks_is_drawn_as_gpt_draws_it(residual: str, tmp_pat
 def test_a_gate_that_a_checkpoint_lacks(tmp_path: Any) -> None:
     hf = wrapped(beta_init=0.5)
     state = hf.state_dict()
-    del state["trunk.residuals.1.gate.bias"], state["trunk.residuals.3.value.weight"]
+    del state["model.trunk.residuals.1.gate.bias"], state["model.trunk.residuals.3.value.weight"]
     hf.save_pretrained(tmp_path, state_dict=state)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    gate, value = again.trunk.residuals[1].gate.bias, again.trunk.residuals[3].value.weight
+    residuals = again.model.trunk.residuals
+    gate, value = residuals[1].gate.bias, residuals[3].value.weight
     assert gate.item() == pytest.approx(math.log(0.5 / 1.5))
     assert value.std().item() == pytest.approx(0.5 / math.sqrt(32), rel=0.2)
-    assert torch.equal(again.trunk.residuals[0].gate.bias, hf.trunk.residuals[0].gate.bias)
+    assert torch.equal(residuals[0].gate.bias, hf.model.trunk.residuals[0].gate.bias)

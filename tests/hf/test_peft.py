@@ -118,7 +118,7 @@ def test_adapters(kind: str, tmp_path: Path) -> None:
 
     merged = wrapped.merge_and_unload()
     assert_close("merged", merged(IDX).logits, out.logits, torch.float32, depth=4)
-    assert merged.lm_head.weight is merged.wte.weight
+    assert merged.lm_head.weight is merged.model.wte.weight
     merged.save_pretrained(tmp_path / "merged")
     again = DDLForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert torch.equal(again(IDX).logits, merged(IDX).logits)
@@ -132,7 +132,7 @@ def test_prompts(kind: str, tmp_path: Path) -> None:
     mask = torch.ones_like(IDX)
     out = wrapped(input_ids=IDX, attention_mask=mask, labels=IDX)
     virtual, hf = wrapped.get_prompt(batch_size=2), wrapped.base_model
-    embeddings = torch.cat((virtual, hf.wte(IDX)), dim=1)
+    embeddings = torch.cat((virtual, hf.model.wte(IDX)), dim=1)
     expected = hf(inputs_embeds=embeddings).logits
     assert torch.equal(out.logits, expected)
     # The first token, too, follows something: the last virtual one.

@@ -56,9 +56,9 @@ def test_damaged_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     not_loaded(tmp_path, f"^`config.json` must hold a DDLConfig, got {newer}$")
     config.write_text(text)
 
-    safetensors.torch.save_file(state | {"trunk.extra": torch.zeros(1)}, weights)
+    safetensors.torch.save_file(state | {"model.trunk.extra": torch.zeros(1)}, weights)
     not_loaded(tmp_path, f"^{where} must hold the parameters of its config, got 1 unexpected$")
-    safetensors.torch.save_file(state | {"wte.weight": torch.zeros(2, 2)}, weights)
+    safetensors.torch.save_file(state | {"model.wte.weight": torch.zeros(2, 2)}, weights)
     not_loaded(tmp_path, f"^{where} must hold the parameters of its config, got 1 mismatched$")
     weights.write_bytes(b"\0" * 30)
     not_loaded(tmp_path, f"^{where} must hold a model of type ddl, got ")

@@ -68,7 +68,7 @@ def test_it_learns_and_goes_on(residual: str, tmp_path: Path) -> None:
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
     for name, parameter in hf.named_parameters():
         assert torch.equal(other.get_parameter(name), parameter), name
-    assert other.lm_head.weight is other.wte.weight
+    assert other.lm_head.weight is other.model.wte.weight
 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-8")
     idx = rows()[0]["input_ids"][None]

@@ -111,7 +111,7 @@ def test_transformers(residual):
     actual = theirs(idx, labels=idx, document_starts=STARTS)
     close(actual.logits, expected.logits)
     torch.testing.assert_close(actual.loss.double(), expected.loss, rtol=1e-6, atol=0)
-    cache = DDLCache(theirs._gpt_config)
+    cache = DDLCache(theirs.model._gpt_config)
     theirs(idx[:, :8], past_key_values=cache, document_starts=STARTS[:, :8])
     close(theirs(idx[:, 8:], past_key_values=cache).logits, expected.logits[:, 8:])
 

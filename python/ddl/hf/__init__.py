@@ -12,7 +12,7 @@ rewrites that were trained beside one.
 It needs the extra `hf`: pip install 'ddl-rs[hf]'.
 """
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from ddl.environment import accelerates_delta_rule
 
@@ -22,8 +22,9 @@ from .configuration import DDLConfig, DDLNanoGPTConfig
 from .decoders import DDLDecoderConfig, DDLDecoderForCausalLM, convert, load_adapter
 from .delta_rule import accelerate_delta_rule
 from .files import load, save
+from .model import DDLModel
 from .modeling import DDLForCausalLM, from_gpt
-from .nanogpt import DDLNanoGPTForCausalLM
+from .nanogpt import DDLNanoGPTForCausalLM, DDLNanoGPTModel
 from .tokenization import to_fast
 
 __all__ = [
@@ -32,8 +33,10 @@ __all__ = [
     "DDLDecoderConfig",
     "DDLDecoderForCausalLM",
     "DDLForCausalLM",
+    "DDLModel",
     "DDLNanoGPTConfig",
     "DDLNanoGPTForCausalLM",
+    "DDLNanoGPTModel",
     "OurModel",
     "accelerate_delta_rule",
     "convert",
@@ -47,5 +50,7 @@ __all__ = [
 for _model in (DDLForCausalLM, DDLNanoGPTForCausalLM, DDLDecoderForCausalLM):
     AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
     AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)
+for _decoder in (DDLModel, DDLNanoGPTModel):
+    AutoModel.register(_decoder.config_class, _decoder, exist_ok=True)
 if accelerates_delta_rule():
     accelerate_delta_rule()

@@ -57,7 +57,7 @@ def _write(
     require_utf8(out, argument=argument)
     wrapped: OurModel = from_nanogpt(model) if isinstance(model, NanoGPT) else from_gpt(model)
     if remote_code:
-        wrapped.config.auto_map = remote.auto_map(wrapped)
+        wrapped.config.auto_map = remote.auto_map(wrapped.config)
     knows_end = isinstance(tokenizer, GPT2Tokenizer | FastTokenizer) or (
         isinstance(tokenizer, FileTokenizer) and tokenizer.document_token is not None
     )

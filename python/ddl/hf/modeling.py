@@ -2,115 +2,52 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from ddl.models import GPT
 from ddl.models.scaling import learning_rate_scales
-from ddl.models.sublayers import Attention, Rotary, SwiGLU, TimeMixer
-from ddl.models.trunk import hidden_states, read_out
-from ddl.nn.adapters import check_shared
+from ddl.models.trunk import read_out
 from ddl.ops.checks import check_mask
 
-from .base import OurModel, check_given, check_labels, check_unset
-from .cache import CACHE, CACHE_NAMES, DDLCache, cache_in, our_cache
+from .base import OurModel, check_labels
+from .cache import CACHE, DDLCache, cache_in
 from .configuration import DDLConfig
-from .packing import check_known, mask_of_numbers, starts_of, unscored
+from .model import DDLDecoder, DDLModel, DDLModelOutput
+from .packing import for_loss, unscored
 
 __all__ = ["DDLForCausalLM", "from_gpt", "to_gpt"]
 
-# The gate β and value v keep float32 parameters in every model dtype: their biases start around 1,
-# where bfloat16 has steps of 1/128, too coarse to train. They are only 1 + m of ~6d rows. The
-# maps of mhc and independent-hc stay float32, too, as in the models that they are from, and so do
-# the gates of a mixer.
-WIDE = [
-    r"residuals\.\d+\.gate\.",
-    r"residuals\.\d+\.value\.",
-    r"connections\.\d+\.(map|base|scale)$",
-    r"trunk\.head\.(map|base|scale)$",
-    r"\.mixer\.(gate|decay)\.",
-]
 
+class DDLForCausalLM(OurModel, DDLDecoder):
+    """A language model with any residual of ddl-rs: `model`, a DDLModel, and the tied `lm_head`.
 
-class RecomputedAttention(GradientCheckpointingLayer, Attention):
-    """Attention with activation checkpointing: the backward can recompute activations."""
-
-
-class RecomputedTimeMixer(GradientCheckpointingLayer, TimeMixer):
-    """TimeMixer with activation checkpointing."""
-
-
-class RecomputedSwiGLU(GradientCheckpointingLayer, SwiGLU):
-    """The MLP with activation checkpointing."""
-
-
-RECOMPUTED = {
-    Attention: RecomputedAttention,
-    TimeMixer: RecomputedTimeMixer,
-    SwiGLU: RecomputedSwiGLU,
-}
-
-
-class DDLForCausalLM(OurModel):
-    """A language model with any residual of ddl-rs: embedding, trunk, tied head.
-
-    Embedding and trunk are those of `ddl.models.GPT` under the same names. So the state dicts
-    differ only in the tied `lm_head.weight`, which is not saved, and logits are equal bit for bit.
+    Logits are those of `ddl.models.GPT`, bit for bit; its parameters' names follow `model.` here.
     `ddl.hf.from_gpt` converts a GPT.
 
-    dtype: in bfloat16 and float16, the rewrite's gates and values keep float32 parameters.
     Generation: greedy, sampling and beam search, with `DDLCache` as the only cache.
     Gradient checkpointing: the backward recomputes the sublayers' activations.
     Parallelism: `device_map` keeps the whole trunk on one device.
     """
 
-    config_class = DDLConfig
-    made_of = GPT
-    config: DDLConfig
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _tied_weights_keys = {"lm_head.weight": "wte.weight"}  # noqa: RUF012
-    _keep_in_fp32_modules_strict = WIDE
-    # The fused operators read these modules' parameters without calling them, so accelerate's hooks
-    # could not move them between devices.
-    _no_split_modules = [  # noqa: RUF012
-        "AdditiveStream",
-        "ConvolvedStream",
-        "ConnectedStream",
-        "AttentionResidualStream",
-        "DeltaStream",
-    ]
-    _skip_keys_device_placement = list(CACHE_NAMES)  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "model.wte.weight"}  # noqa: RUF012
     _is_stateful = True  # makes transformers refuse assisted decoding, which has to crop the cache
 
     def __init__(self, config: DDLConfig, model: GPT | None = None) -> None:
         """Build a new model, or share the modules of `model`, parameters included."""
         super().__init__(config)
         self.loss_type = "ForCausalLM"  # transformers takes it from the class's name
-        fresh = model is None
-        model = GPT(config.gpt) if model is None else model
-        self._gpt_config = model.config
-        self.wte, self.trunk = model.wte, model.trunk
-        for sublayer in self.trunk.sublayers:
-            sublayer.__class__ = RECOMPUTED.get(type(sublayer), type(sublayer))
+        self.model = DDLModel(config, model)
         with torch.device("meta"):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        half = fresh and self.dtype in (torch.bfloat16, torch.float16)
-        for name, parameter in self.named_parameters():
-            if half and any(re.search(pattern, name) for pattern in WIDE):
-                parameter.data = parameter.data.float()
-            # Already initialised, in GPT's order of random draws.
-            parameter._is_hf_initialized = not parameter.is_meta  # type: ignore[attr-defined]
+        self._mark_as_initialised()
         self.post_init()
 
     @can_return_tuple
@@ -161,95 +98,44 @@ class DDLForCausalLM(OurModel):
         Returns logits (B, T, vocab_size) and, with `labels`, the scalar loss in nats.
         Raises ValueError if an argument does not fit, TypeError for an unknown one.
         """
-        given = check_given(self.config, input_ids, inputs_embeds)
-        check_labels(labels, given, logits_to_keep)
-        check_unset(output_attentions or self.config.output_attentions)
-        check_known(kwargs)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        cache = our_cache(past_key_values=past_key_values, cache=cache)
-        if use_cache and cache is None:
-            cache = DDLCache(self._gpt_config)
-        check_shared(self.wte, self.lm_head)
-        attention_mask = mask_of_numbers(attention_mask)
-        document_starts = starts_of(
-            given,
-            attention_mask,
-            cache is not None and cache.get_seq_length() > 0,
+        check_labels(labels, input_ids, inputs_embeds, logits_to_keep)
+        of_loss = for_loss(kwargs)
+        out: DDLModelOutput = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
             document_starts=document_starts,
             position_ids=position_ids,
             seq_idx=seq_idx,
+            cache=cache,
             **kwargs,
         )
-        x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
-        with self._recorded(output_hidden_states) as seen:
-            h = hidden_states(
-                self.trunk,
-                self._gpt_config,
-                x,
-                attention_mask=attention_mask,
-                cache=None if cache is None else cache.cache,
-                document_starts=document_starts,
-            )
-        single = isinstance(logits_to_keep, int)
-        logits = self.lm_head(h[:, slice(-logits_to_keep, None) if single else logits_to_keep])
+        logits = self._logits(out.last_hidden_state, logits_to_keep)
         loss = None
         if labels is not None:
-            if document_starts is not None:
-                labels = unscored(labels, document_starts, kwargs)
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        named: dict[str, Any] = {CACHE: cache}
+            labels = unscored(labels, out.document_starts, of_loss)
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **of_loss)
+        named: dict[str, Any] = {CACHE: out.get(CACHE)}
         return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            hidden_states=(*seen, h) if output_hidden_states else None,
-            **named,
+            loss=loss, logits=logits, hidden_states=out.hidden_states, **named
         )
 
     def learning_rate_scales(self) -> Iterator[tuple[nn.Parameter, float, float]]:
         """Factors of learning rates, as `GPT.learning_rate_scales`, for `ddl.optim`."""
-        return learning_rate_scales(self._gpt_config, self, GPT)
+        return learning_rate_scales(self.model._gpt_config, self.model, GPT)
 
     def logits_of_state(self, state: Tensor) -> Tensor:
         """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last sublayer.
 
         For one value channel, and for the additive residual, the state is (B, T, d, 1).
         """
-        logits: Tensor = self.lm_head(read_out(self.trunk, self._gpt_config, state))
+        model = self.model
+        logits: Tensor = self.lm_head(read_out(model.trunk, model._gpt_config, state))
         return logits
-
-    @contextmanager
-    def _recorded(self, wanted: bool | None) -> Iterator[list[Tensor]]:
-        """Yield a list that collects the input of every block's first sublayer."""
-        seen: list[Tensor] = []
-        first = self.trunk.sublayers[::2] if wanted else ()
-        hooks = [
-            sublayer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-            for sublayer in first
-        ]
-        try:
-            yield seen
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    # --- embeddings -------------------------------------------------------------------------------
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.wte
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.wte = cast(nn.Embedding, value)
-
-    # --- initialisation ---------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def initialize_weights(self) -> None:
-        """Draw the parameters that the checkpoint lacks, and fill the rotary tables."""
-        for module in self.modules():
-            if isinstance(module, Rotary):
-                module.reset_parameters()
-        super().initialize_weights()
 
     # --- generation -------------------------------------------------------------------------------
 
@@ -270,12 +156,12 @@ class DDLForCausalLM(OurModel):
         # One more than block_size, because the model never reads the last new token. Without
         # attention there are no positions, and states take the same memory after any number.
         most, asked = self.config.block_size + 1, generation_config.max_length
-        limited = self._gpt_config.attends or not generation_config.use_cache
+        limited = self.model._gpt_config.attends or not generation_config.use_cache
         if asked is not None and asked > most and limited:
             expected = f"prompt and new tokens within {most}, the context and one more"
             raise ValueError(f"`max_new_tokens` must keep {expected}, got {asked} in all")
         if generation_config.use_cache and cache_in(model_kwargs) is None:
-            model_kwargs[CACHE] = DDLCache(self._gpt_config)
+            model_kwargs[CACHE] = DDLCache(self.model._gpt_config)
         return True
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
@@ -295,13 +181,11 @@ class DDLForCausalLM(OurModel):
             expected = f"go on from the {seen} tokens in `{CACHE}`"
             raise ValueError(f"`input_ids` must {expected}, got {got}")
         kwargs |= {"next_sequence_length": next_sequence_length, "inputs_embeds": inputs_embeds}
-        base: Any = super()  # its annotations require a LongTensor and its own output class
-        inputs: dict[str, Any] = base.prepare_inputs_for_generation(input_ids, **kwargs)
+        inputs = self._inputs_of_a_step(input_ids, **kwargs)
         cache = cache_in(inputs)
         goes_on = not kwargs.get("is_first_iteration") and cache is not None
         if kwargs.get("position_ids") is None or goes_on:
             inputs.pop("position_ids", None)
-        inputs.pop("cache_position", None)  # made by releases of transformers before 5.23
         starts = inputs.get("document_starts")
         if starts is not None:  # those of the tokens that are given now; new ones start none
             embeds = inputs.get("inputs_embeds")
@@ -323,5 +207,5 @@ def to_gpt(model: DDLForCausalLM) -> GPT:
     """Convert back to a GPT, the inverse of `from_gpt`; modules and parameters are shared."""
     with torch.device("meta"):
         gpt = GPT(model.config.gpt)
-    gpt.wte, gpt.trunk = model.wte, model.trunk
+    gpt.wte, gpt.trunk = model.model.wte, model.model.trunk
     return gpt.train(model.training)

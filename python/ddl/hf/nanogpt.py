@@ -1,27 +1,79 @@
-"""DDLNanoGPTForCausalLM: nanoGPT's model, additive or converted, with Hugging Face's interface."""
+"""nanoGPT's model, additive or converted, with Hugging Face's interface."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from ddl.models import NanoGPT
-from ddl.models.nanogpt import hidden_states
+from ddl.models.nanogpt import CausalSelfAttention, hidden_states
 from ddl.nanogpt import logits_of_state
 
-from .base import OurModel, check_given, check_labels, check_unset
+from .attention import HFCausalSelfAttention
+from .base import OurDecoder, OurModel, check_given, check_labels, check_unset
 from .configuration import DDLNanoGPTConfig
-from .packing import check_known
+from .packing import check_known, for_loss
 
-__all__ = ["DDLNanoGPTForCausalLM", "from_nanogpt", "to_nanogpt"]
+__all__ = ["DDLNanoGPTForCausalLM", "DDLNanoGPTModel", "from_nanogpt", "to_nanogpt"]
 
 
-class DDLNanoGPTForCausalLM(OurModel):
+class NanoGPTDecoder(OurDecoder):
+    """What DDLNanoGPTModel and DDLNanoGPTForCausalLM have in common."""
+
+    config_class = DDLNanoGPTConfig
+    made_of = NanoGPT
+    inside = "transformer"
+    config: DDLNanoGPTConfig
+    base_model_prefix = "transformer"
+    _no_split_modules = ["DDLNanoGPTModel"]  # noqa: RUF012
+
+
+class DDLNanoGPTModel(NanoGPTDecoder):
+    """Embeddings, blocks and last norm of a nanoGPT, which has them under the same names."""
+
+    def __init__(self, config: DDLNanoGPTConfig, transformer: nn.ModuleDict | None = None) -> None:
+        """Build a new model, or share the modules of a nanoGPT's `transformer`."""
+        super().__init__(config)
+        modules: Any = NanoGPT(config.gpt).transformer if transformer is None else transformer
+        for name, module in modules.items():
+            self.add_module(name, module)
+        for module in self.modules():
+            if isinstance(module, CausalSelfAttention):
+                module.__class__ = HFCausalSelfAttention
+                module.config = config  # type: ignore[assignment]
+        self._mark_as_initialised()
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """The head's input of each token; the arguments are those of `DDLNanoGPTForCausalLM`."""
+        given = check_given(self.config, input_ids, inputs_embeds, longest=self.config.block_size)
+        check_unset(output_attentions or self.config.output_attentions)
+        if output_hidden_states or kwargs.get("past_key_values") is not None:
+            name = "output_hidden_states" if output_hidden_states else "past_key_values"
+            raise ValueError(f"`{name}` must be left out for a nanoGPT, got one")
+        check_known(kwargs, packed=False)
+        x = self.get_input_embeddings()(given) if inputs_embeds is None else inputs_embeds
+        padding = _padding_on_the_left(attention_mask, x)
+        h = hidden_states(self, _rolled(x, padding))
+        return BaseModelOutput(_rolled(h, None if padding is None else -padding))
+
+
+class DDLNanoGPTForCausalLM(OurModel, NanoGPTDecoder):
     """A nanoGPT, as `ddl import` writes it: `transformer` and a tied `lm_head`.
 
     The modules are those of `ddl.models.NanoGPT` under the same names.
@@ -30,12 +82,7 @@ class DDLNanoGPTForCausalLM(OurModel):
     Padding is on the left or on the right. `device_map` keeps the whole model on one device.
     """
 
-    config_class = DDLNanoGPTConfig
-    made_of = NanoGPT
-    config: DDLNanoGPTConfig
-    _supports_sdpa = True
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012
-    _no_split_modules = ["ModuleDict"]  # noqa: RUF012
     _is_stateful = True  # makes transformers refuse assisted decoding, which needs a cache
 
     def __init__(self, config: DDLNanoGPTConfig, model: NanoGPT | None = None) -> None:
@@ -43,9 +90,9 @@ class DDLNanoGPTForCausalLM(OurModel):
         super().__init__(config)
         self.loss_type = "ForCausalLM"
         model = NanoGPT(config.gpt) if model is None else model
-        self.transformer, self.lm_head = model.transformer, model.lm_head
-        for parameter in self.parameters():
-            parameter._is_hf_initialized = not parameter.is_meta  # type: ignore[attr-defined]
+        self.transformer = DDLNanoGPTModel(config, model.transformer)
+        self.lm_head = model.lm_head
+        self._mark_as_initialised()
         self.post_init()
 
     @can_return_tuple
@@ -77,33 +124,25 @@ class DDLNanoGPTForCausalLM(OurModel):
         Returns logits (B, T, vocab_size) and, with `labels`, the scalar loss in nats.
         Raises ValueError if an argument does not fit, TypeError for an unknown one.
         """
-        given = check_given(self.config, input_ids, inputs_embeds)
-        check_labels(labels, given, logits_to_keep)
-        check_unset(output_attentions or self.config.output_attentions)
-        if output_hidden_states or kwargs.get("past_key_values") is not None:
-            name = "output_hidden_states" if output_hidden_states else "past_key_values"
-            raise ValueError(f"`{name}` must be left out for a nanoGPT, got one")
-        check_known(kwargs, packed=False)
-        x = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
-        padding = _padding_on_the_left(attention_mask, x)
-        h = hidden_states(self.transformer, _rolled(x, padding))
-        h = _rolled(h, None if padding is None else -padding)
-        single = isinstance(logits_to_keep, int)
-        logits = self.lm_head(h[:, slice(-logits_to_keep, None) if single else logits_to_keep])
+        check_labels(labels, input_ids, inputs_embeds, logits_to_keep)
+        of_loss = for_loss(kwargs)
+        out = self.transformer(
+            input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            **kwargs,
+        )
+        logits = self._logits(out.last_hidden_state, logits_to_keep)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **of_loss)
         return CausalLMOutput(loss=loss, logits=logits)
 
     def logits_of_state(self, state: Tensor) -> Tensor:
         """Map a state X (B, T, d, m) of a converted model's stream to logits (B, T, V)."""
         return logits_of_state(self, state)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return cast(nn.Module, self.transformer.wte)
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.transformer.wte = cast(nn.Embedding, value)
 
     # --- generation -------------------------------------------------------------------------------
 
@@ -120,11 +159,7 @@ class DDLNanoGPTForCausalLM(OurModel):
         """Keep the last block_size tokens, as nanoGPT's own `generate` does."""
         last = -self.config.block_size
         mask = None if attention_mask is None else attention_mask[:, last:]
-        base: Any = super()  # its annotations require a LongTensor
-        inputs: dict[str, Any] = base.prepare_inputs_for_generation(
-            input_ids[:, last:], attention_mask=mask, **kwargs
-        )
-        return inputs
+        return self._inputs_of_a_step(input_ids[:, last:], attention_mask=mask, **kwargs)
 
 
 def from_nanogpt(model: NanoGPT) -> DDLNanoGPTForCausalLM:
@@ -137,7 +172,8 @@ def to_nanogpt(model: DDLNanoGPTForCausalLM) -> NanoGPT:
     """Convert back to a NanoGPT, the inverse of `from_nanogpt`."""
     with torch.device("meta"):
         gpt = NanoGPT(model.config.gpt)
-    gpt.transformer, gpt.lm_head = model.transformer, model.lm_head
+    gpt.transformer = nn.ModuleDict(dict(model.transformer.named_children()))
+    gpt.lm_head = model.lm_head
     return gpt.train(model.training)
 
 

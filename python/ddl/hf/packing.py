@@ -15,11 +15,16 @@ from torch import Tensor
 from ddl.models.tokens import on_host
 from ddl.ops.checks import check_is_tensor, check_mask, check_shape
 
-__all__ = ["check_known", "mask_of_numbers", "starts_of", "unscored"]
+__all__ = ["check_known", "for_loss", "mask_of_numbers", "starts_of", "unscored"]
 
-LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
-# For the loss function; and the longest document, which some attention kernels have to know.
-KNOWN = ("num_items_in_batch", "shift_labels", "ignore_index", "max_length_q", "max_length_k")
+# Cumulated lengths of documents, and the longest one, which some attention kernels have to know.
+LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+FOR_LOSS = ("num_items_in_batch", "shift_labels", "ignore_index")
+
+
+def for_loss(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Take the loss function's arguments out of `kwargs`, and return them."""
+    return {name: kwargs.pop(name) for name in FOR_LOSS if name in kwargs}
 
 
 def check_known(kwargs: dict[str, Any], *, packed: bool = True) -> None:
@@ -27,9 +32,8 @@ def check_known(kwargs: dict[str, Any], *, packed: bool = True) -> None:
 
     packed: whether the model keeps the documents of packed sequences apart.
     """
-    known = (*KNOWN, *LENGTHS) if packed else KNOWN
     for name, value in kwargs.items():
-        if value is not None and name not in known:
+        if value is not None and not (packed and name in LENGTHS):
             raise TypeError(
                 f"`{name}` must be left out, got one of type {type(value).__name__}: the model has "
                 "no such argument"
@@ -158,10 +162,12 @@ def _index(name: str, ends: Tensor, given: Tensor) -> Tensor:
     return marked.index_fill(0, ends.long(), 1)[:time].cumsum(0).unsqueeze(0)
 
 
-def unscored(labels: Tensor, document_starts: Tensor, kwargs: dict[str, Any]) -> Tensor:
+def unscored(labels: Tensor, document_starts: Tensor | None, loss: dict[str, Any]) -> Tensor:
     """Return the labels without each document's first token, and change `shift_labels` likewise."""
-    ignored = kwargs.get("ignore_index", -100)
-    if kwargs.get("shift_labels") is not None:
+    if document_starts is None:
+        return labels
+    ignored = loss.get("ignore_index", -100)
+    if loss.get("shift_labels") is not None:
         shifted = F.pad(document_starts[:, 1:], (0, 1))
-        kwargs["shift_labels"] = kwargs["shift_labels"].masked_fill(shifted, ignored)
+        loss["shift_labels"] = loss["shift_labels"].masked_fill(shifted, ignored)
     return labels.masked_fill(document_starts, ignored)

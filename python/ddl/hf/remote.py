@@ -16,20 +16,35 @@ The model itself is in the package ddl-rs; `import ddl.hf` does the same as this
 """
 
 try:
-    from ddl.hf import DDLConfig, DDLForCausalLM, DDLNanoGPTConfig, DDLNanoGPTForCausalLM
+    from ddl.hf import (
+        DDLConfig,
+        DDLForCausalLM,
+        DDLModel,
+        DDLNanoGPTConfig,
+        DDLNanoGPTForCausalLM,
+        DDLNanoGPTModel,
+    )
 except ModuleNotFoundError as error:
     raise ImportError(
         f"this model needs the package ddl-rs, pip install 'ddl-rs[hf]': {error}"
     ) from error
 
-__all__ = ["DDLConfig", "DDLForCausalLM", "DDLNanoGPTConfig", "DDLNanoGPTForCausalLM"]
+__all__ = [
+    "DDLConfig",
+    "DDLForCausalLM",
+    "DDLModel",
+    "DDLNanoGPTConfig",
+    "DDLNanoGPTForCausalLM",
+    "DDLNanoGPTModel",
+]
 '''
 
 
-def auto_map(model: Any) -> dict[str, str]:
-    """Return the `auto_map` of the config of a transformers model of ours."""
-    config, kind = type(model.config).__name__, type(model).__name__
-    return {"AutoConfig": f"{MODULE}.{config}", "AutoModelForCausalLM": f"{MODULE}.{kind}"}
+def auto_map(config: Any) -> dict[str, str]:
+    """Return the `auto_map` of a config of ours."""
+    name = type(config).__name__
+    kinds = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
+    return {auto: f"{MODULE}.{name.removesuffix('Config')}{kind}" for auto, kind in kinds.items()}
 
 
 def write(directory: Path) -> None:

@@ -327,6 +327,17 @@ class GPTConfig:
         return len(self.mixing_layers) < self.num_layers
 
     @property
+    def looks_back(self) -> bool:
+        """Whether something besides attention is computed from earlier tokens, too."""
+        compress, expand = READS.get(self.residual, ("identity", "repeat"))
+        return (
+            bool(self.mixing_layers)
+            or (compress == "token" and self.compress_kernel_size > 1)
+            or (expand == "conv" and self.expand_kernel_size > 1)
+            or self.gate_from == "convolved"
+        )
+
+    @property
     def mlp_hidden(self) -> int:
         """Hidden width of the MLP."""
         return self.mlp_size or 8 * self.hidden_size // 3

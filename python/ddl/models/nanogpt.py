@@ -96,10 +96,14 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = self.c_attn(x).chunk(3, dim=-1)
         q, k, v = (torch.unflatten(part, -1, (self.n_head, -1)).transpose(1, 2) for part in parts)
+        out: Tensor = self.resid_dropout(self.c_proj(self.attend(q, k, v).flatten(2)))
+        return out
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Map q, k and v (B, H, T, head_dim) to (B, T, H, head_dim)."""
         p = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
-        out: Tensor = self.resid_dropout(self.c_proj(y.transpose(1, 2).flatten(2)))
-        return out
+        return y.transpose(1, 2)
 
 
 class MLP(nn.Module):

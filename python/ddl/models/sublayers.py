@@ -70,12 +70,12 @@ class Rotary(nn.Module):
 class Attention(nn.Module):
     """Causal multi-head attention; queries and keys are rotated, then normalised (QK-norm).
 
-    layer: index among the model's attentions; the cache stores keys and values under it.
+    layer_idx: index of the block; the cache stores keys and values under it.
     """
 
-    def __init__(self, config: GPTConfig, layer: int) -> None:
+    def __init__(self, config: GPTConfig, layer_idx: int) -> None:
         super().__init__()
-        self.layer, self.num_heads = layer, config.num_heads
+        self.layer_idx, self.num_heads = layer_idx, config.num_heads
         d, width = config.hidden_size, config.num_heads * config.head_dim
         self.head_dim = config.head_dim
         self.c_q = nn.Linear(d, width, bias=False)
@@ -97,11 +97,15 @@ class Attention(nn.Module):
         k = self.k_rms(self.rotary(k, tokens).to(norm_dtype))
         q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
         if tokens.cache is not None:
-            k, v = tokens.cache.extend(self.layer, k, v)  # (B, H, start + T, head_dim)
+            k, v = tokens.cache.extend(self.layer_idx, k, v)  # (B, H, start + T, head_dim)
+        return self.c_proj(self.attend(q, k, v, tokens).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens) -> Tensor:
+        """Map q (B, H, T, head_dim), k and v (B, H, start + T, head_dim) to (B, T, H, head_dim)."""
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=tokens.visible, is_causal=tokens.causal
-        )  # (B, H, T, head_dim)
-        return self.c_proj(y.transpose(1, 2).flatten(2))
+        )
+        return y.transpose(1, 2)
 
 
 class TimeMixer(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,22 +20,25 @@ class Tokens(NamedTuple):
     start: number of cached tokens per sequence, which come before these.
     positions: (B, T) int64 for the rotation; None for start, start + 1, …
     causal: each token attends to itself and those before it, with no cached tokens and no padding.
-    visible: bool, broadcast to (B, H, T, start + T), True for keys to attend to; None for all.
+    visible: bool, broadcast to (B, H, T, start + T), True for keys to attend to; None for all. Or
+        the mask of another attention function, in its own form.
     cache: keys and values of the cached tokens; None for no cache.
     begins: (B, T) int64, the number of the first token of each one's document, counted from the
         first cached token; None if that is 0 for all.
     keep: (B, T) bool, False for padding; None if there is none.
     document_starts: (B, T) bool, the first token of each document; None if none begins here.
+    attention: further arguments of the attention function, if a model brings one of its own.
     """
 
     start: int = 0
     positions: Tensor | None = None
     causal: bool = True
-    visible: Tensor | None = None
+    visible: Any = None
     cache: Cache | None = None
     begins: Tensor | None = None
     keep: Tensor | None = None
     document_starts: Tensor | None = None
+    attention: Mapping[str, Any] = MappingProxyType({})
 
 
 ALONE = Tokens()  # whole sequences, without padding

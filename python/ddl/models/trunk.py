@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -22,7 +23,7 @@ from .streams.hyper import HyperConnection
 from .streams.independent_hc import SCALE, IndependentConnection, even_base
 from .streams.mhc import ManifoldConnection, WeightedHead
 from .sublayers import NORM_EPS
-from .tokens import place
+from .tokens import Tokens, place
 
 Trunk = AddingStream | DeltaStream
 
@@ -35,8 +36,12 @@ def hidden_states(
     attention_mask: Tensor | None = None,
     cache: Cache | None = None,
     document_starts: Tensor | None = None,
+    adapt: Callable[[Tokens], Tokens] | None = None,
 ) -> Tensor:
-    """Map embeddings x (B, T, d) to the head's input (B, T, d); arguments as in `GPT.forward`."""
+    """Map embeddings x (B, T, d) to the head's input (B, T, d); arguments as in `GPT.forward`.
+
+    adapt: changes the tokens for sublayers that attend by a function of their own.
+    """
     if cache is not None:
         if not isinstance(cache, Cache):
             raise TypeError(f"`cache` must be a ddl.models.Cache, got {type(cache).__name__}")
@@ -44,6 +49,7 @@ def hidden_states(
         if torch.is_grad_enabled() and any(p.requires_grad for p in trunk.parameters()):
             cache.refuse_gradients()
     tokens = place(x, attention_mask, cache, document_starts)
+    tokens = tokens if adapt is None else adapt(tokens)
     history = None if cache is None else cache.history
     if cache is not None:
         cache.past.begin()

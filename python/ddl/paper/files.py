@@ -196,27 +196,13 @@ def export_checkpoint(
 def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """Read config and parameters, in their own dtypes, of a directory for the Auto classes."""
     require_kind(src, PathKind.DDL, argument="src")
-    if _is_nanogpt(src):
+    from ddl.hf import load
+
+    model, _ = load(src, dtype="auto")
+    if isinstance(model, NanoGPT):
         expected = "be a model with the papers' blocks for `reverse`"
         raise InputError("src", expected, f"{src} with nanoGPT's", ("reverse",))
-    config, folder = _hf_config(src / CONFIG), src
-    state: dict[str, Tensor] = {}
-    path = _weights(folder)
-    for file in _shards(path) if path.name.endswith(".index.json") else [path]:
-        state |= _read(file)
-    require_finite({name: t for name, t in state.items() if isinstance(t, Tensor)}, src)
-    return config, state
-
-
-def _hf_config(path: Path) -> GPTConfig:
-    from ddl.hf import DDLConfig
-
-    try:
-        return DDLConfig(**_json(path)).gpt
-    except InputError:
-        raise
-    except Exception as error:  # transformers checks its own fields, with exceptions of any type
-        raise InputError(path, "be a config of a model of ddl", first_line(error)) from error
+    return model.config, model.state_dict()
 
 
 def _tokenizer(config: GPTConfig) -> Tokenizer | None:

@@ -111,9 +111,9 @@ def test_half_a_model(hf_directory: Path, tmp_path: Path) -> None:
     """transformers would draw missing weights at random, and load without a tokenizer."""
     whole = safetensors.torch.load_file(hf_directory / "model.safetensors")
     shutil.copytree(hf_directory, tmp_path / "a")
-    del whole["trunk.sublayers.0.c_q.weight"]
+    del whole["model.trunk.sublayers.0.c_q.weight"]
     safetensors.torch.save_file(whole, tmp_path / "a" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match=r"^`model` must have all .* with no trunk\.sub"):
+    with pytest.raises(InputError, match=r"^`model` must have all .* with no model\.trunk\.sub"):
         load_for_transformers(tmp_path / "a", "cpu", argument="model")
     shutil.copytree(hf_directory, tmp_path / "b")
     for file in (tmp_path / "b").glob("token*"):

@@ -124,7 +124,7 @@ def test_the_maps_of_hugging_faces_model_in_bfloat16(residual: str, tmp_path: Pa
 
     from_gpt(make(residual)).save_pretrained(tmp_path)
     model = DDLForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    wide = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
+    wide = {n for n, p in model.model.named_parameters() if p.dtype == torch.float32}
     parts = [f"trunk.connections.{i}" for i in range(4)] + ["trunk.head"]
     maps = {f"{part}.{name}" for part in parts for name in ("map", "base", "scale")}
     assert wide == (set() if residual == "gated" else maps)

@@ -135,8 +135,15 @@ def test_the_tensor_parallel_script(folder: Path) -> None:
     assert losses(alone)[-1] < 0.3 * losses(alone)[0]
 
 
-@pytest.mark.parametrize("options", [{}, {"mixer": "deltanet", "mixer_layers": (1,)}])
-def test_tensor_parallel_gradients(folder: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("options", "compiled"),
+    [
+        ({}, False),
+        ({"mixer": "deltanet", "mixer_layers": (1,)}, False),
+        pytest.param({}, True, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_tensor_parallel_gradients(folder: Path, options: dict[str, Any], compiled: bool) -> None:
     """Of two backwards, clipped, also with a mixer that every process computes; then a cache."""
     page = importlib.import_module("train_tensor")
     sizes: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "hidden_size": 24, "vocab_size": 11}
@@ -148,9 +155,12 @@ def test_tensor_parallel_gradients(folder: Path, options: dict[str, Any]) -> Non
         mesh = torch.distributed.init_device_mesh("cpu", (2,))
         model = copy.deepcopy(alone)
         page.split(model, mesh)
+        called = model
+        if compiled:
+            called = torch.compile(model, fullgraph=True, backend="aot_eager")
         for seed in range(2):
             idx = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(seed))
-            for each in (model, alone):
+            for each in (called, alone):
                 each(idx, labels=idx).loss.backward()
         page.clip(model, 0.01)
         nn.utils.clip_grad_norm_(alone.parameters(), 0.01)

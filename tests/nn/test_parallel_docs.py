@@ -181,7 +181,9 @@ def test_heads_that_cannot_be_split(folder: Path) -> None:
         torch.distributed.init_process_group("gloo")
         model = GPT(GPTConfig(num_layers=1, num_heads=1, hidden_size=24, vocab_size=11))
         page.split(model, torch.distributed.init_device_mesh("cpu", (2,)))
-        with pytest.raises(ValueError, match=r"^`num_heads` must be a multiple of the number of"):
+        with pytest.raises(
+            ValueError, match=r"^`c_q` must have whole heads of 24 features in .*, got 12"
+        ):
             model(torch.zeros(1, 2, dtype=torch.int64))
 
     together(2, folder / "said", act)

@@ -109,8 +109,8 @@ class Attention(nn.Module):
         heads, left = divmod(x.shape[-1], self.head_dim)
         if left:
             raise ValueError(
-                "`num_heads` must be a multiple of the number of tensor parallel processes, got "
-                f"{x.shape[-1]} features in one of them for heads of {self.head_dim}"
+                f"`c_q` must have whole heads of {self.head_dim} features in each tensor parallel "
+                f"process, got {x.shape[-1]} features"
             )
         return x.view(*x.shape[:-1], heads, self.head_dim)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddl.ops import operators
+from ddl.ops import operators, private
 from ddl.ops.checks import (
     autocast_dtype,
     check_context_dtype,
@@ -332,6 +332,7 @@ def step(
     )
     # Plain PyTorch returns no statistics: its autograd stores every state.
     if chain is not None and stats is not None:
+        write = write._replace(direction=private.waited(write.direction))
         chain = chain.after(state, Link(write, stats))
     return result, chain
 

@@ -444,22 +444,21 @@ def said(titan, lit, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
             lit_loss(model, rank).backward()
             alone = mean_gradients(copy.deepcopy(lit_plain).to(dtype), lit_loss)
             found[name] = worst_gradient(model, alone)
+        split, alone = copy.deepcopy(plain), copy.deepcopy(plain)
+        titan["split"](split, mesh)
+        for model in (split, alone):
+            titan_loss(model).backward()
+        expected = {key: p.grad for key, p in alone.named_parameters()}
+        found["tensor parallel sublayers"] = worst_gradient(split, expected)
         found |= refused(mesh)
         (folder / f"{rank}.json").write_text(json.dumps(found))
 
     def refused(mesh: Any) -> dict[str, str]:
         part = distribute_tensor(torch.randn(12, 16), mesh, [Shard(0)])
-        inside, outside = (titan_model(titan, options) for _ in range(2))
-        ways: dict[str, Any] = {"w1": ColwiseParallel(), "w3": ColwiseParallel()}
-        for model, output in (
-            (inside, RowwiseParallel()),
-            (outside, RowwiseParallel(output_layouts=Shard(0), use_local_output=False)),
-        ):
-            model.load_state_dict(plain.state_dict())
-            parallelize_module(model.layers["1"].feed_forward, mesh, {**ways, "w2": output})
-        torch.testing.assert_close(
-            titan_logits(inside, tokens(12)), titan_logits(plain, tokens(12))
-        )
+        outside = copy.deepcopy(plain)
+        parts = RowwiseParallel(output_layouts=Shard(0), use_local_output=False)
+        ways = {"w1": ColwiseParallel(), "w3": ColwiseParallel(), "w2": parts}
+        parallelize_module(outside.layers["1"].feed_forward, mesh, ways)
         found = {
             "x": refusal(lambda: plain.layers["0"](part, None)),
             "sublayer_out": refusal(lambda: titan_logits(outside, tokens(12))),
@@ -475,7 +474,10 @@ def said(titan, lit, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     return first
 
 
-@pytest.mark.parametrize("name", [*TITAN_RUNS, "litgpt", "litgpt, bf16-true"])
+NAMES = [*TITAN_RUNS, "tensor parallel sublayers", "litgpt", "litgpt, bf16-true"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_in_two_processes_are_those_of_one(name, said):
     rounded = name == "litgpt, bf16-true"  # DDP averages in the dtype of the parameters
     assert said[name] < (5e-3 if rounded else 1e-5)

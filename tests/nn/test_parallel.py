@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,19 +162,32 @@ def test_recomputed_sublayers(every: int, wrap: Any, tmp_path: Path) -> None:
     check(of_several(tmp_path, wrap, recomputed, **options), of_one_process(**options))
 
 
-def test_sublayers_that_are_tensor_parallel_inside(tmp_path: Path) -> None:
-    """Each process has a part of every sublayer, all of the stream and all of the batch."""
+@pytest.mark.parametrize("every", [1, 2])
+def test_sublayers_that_are_tensor_parallel_inside(every: int, tmp_path: Path) -> None:
+    """Each process has a part of every sublayer, or of every second one, and all of the rest.
+
+    A sublayer returns the sum over the processes itself, for which torch has not waited yet.
+    """
+
+    def made() -> Model:
+        model = Model(value_channels=3, anchor_every=4)
+        for index, old in enumerate(model.stream.sublayers):
+            parts = OrderedDict(up=old.up, act=nn.Tanh(), down=old.down)
+            model.stream.sublayers[index] = nn.Sequential(parts)
+        return model
 
     def act(rank: int) -> None:
         torch.distributed.init_process_group("gloo")
         mesh = torch.distributed.init_device_mesh("cpu", (COUNT,))
-        model = Model(value_channels=3)
-        for sublayer in model.stream.sublayers:
+        model = made()
+        for sublayer in model.stream.sublayers[::every]:
             parallelize_module(sublayer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         backward(model, *batch())
         torch.save(named(model), tmp_path / f"{rank}.pt")
 
-    check(saved_by(tmp_path, act), of_one_process(value_channels=3))
+    alone = made()
+    backward(alone, *batch())
+    check(saved_by(tmp_path, act), named(alone))
 
 
 @pytest.mark.exhaustive

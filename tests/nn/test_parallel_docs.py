@@ -1,7 +1,11 @@
-"""docs/parallel.md is true: its script and its commands run, in several processes."""
+"""docs/parallel.md is true: its scripts and its commands run, in several processes.
+
+tests/hf/test_tensor_parallel.py runs its lines with transformers.
+"""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import re
 import runpy
@@ -16,16 +20,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ddl.lab import cli
+from ddl.models import GPT, Cache, GPTConfig
+from tests.nn.test_parallel import named
 from tests.nn.test_parallel_refused import PART, SHARD
 from tests.support import ROOT
+from tests.support.helpers import assert_same_gradients, randomise_
 from tests.support.processes import command, together
 
 PAGE = ROOT / "docs" / "parallel.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
-SCRIPT, LOAD = (text for language, text in BLOCKS if language == "python")
+SCRIPT, LOAD, TENSOR, _ = (text for language, text in BLOCKS if language == "python")
 COMMANDS = [
     shlex.split(line, comments=True)
     for language, text in BLOCKS
@@ -62,9 +71,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         patch.syspath_prepend(str(path))
-        (path / "train.py").write_text(SCRIPT, encoding="utf-8")
+        for name, text in (("train", SCRIPT), ("train_tensor", TENSOR)):
+            (path / f"{name}.py").write_text(text, encoding="utf-8")
         yield path
-        sys.modules.pop("train", None)
+        for name in ("train", "train_tensor"):
+            sys.modules.pop(name, None)
 
 
 def losses(said: str) -> list[float]:
@@ -107,23 +118,87 @@ def test_a_checkpoint_of_another_variant_is_refused(folder: Path, other: dict[st
 
 @pytest.mark.exhaustive
 def test_the_script_by_torchrun(folder: Path) -> None:
-    for line in COMMANDS[:2]:
+    for line in COMMANDS[:3]:
         started = [sys.executable, "-m", "torch.distributed.run", "--standalone", *line[1:]]
         said = subprocess.run(started, capture_output=True, text=True, timeout=300)
         assert said.returncode == 0, said.stderr
         assert losses(said.stdout)[-1] < 0.3 * losses(said.stdout)[0]
 
 
+def test_the_tensor_parallel_script(folder: Path) -> None:
+    """It learns, with the losses of one process."""
+    line = COMMANDS[2]
+    alone = together(1, folder / "said", script(*line[3:])).said(0)
+    torch.testing.assert_close(
+        losses(run(line, folder / "said")), losses(alone), rtol=0, atol=0.002
+    )
+    assert losses(alone)[-1] < 0.3 * losses(alone)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "compiled"),
+    [
+        ({}, False),
+        ({"mixer": "deltanet", "mixer_layers": (1,)}, False),
+        pytest.param({}, True, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_tensor_parallel_gradients(folder: Path, options: dict[str, Any], compiled: bool) -> None:
+    """Of two backwards, clipped, also with a mixer that every process computes; then a cache."""
+    page = importlib.import_module("train_tensor")
+    sizes: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "hidden_size": 24, "vocab_size": 11}
+    alone = GPT(GPTConfig(residual="ddl-tc", block_size=9, **sizes, **options)).double()
+    randomise_(alone)
+
+    def act(rank: int) -> None:
+        torch.distributed.init_process_group("gloo")
+        mesh = torch.distributed.init_device_mesh("cpu", (2,))
+        model = copy.deepcopy(alone)
+        page.split(model, mesh)
+        called = model
+        if compiled:
+            called = torch.compile(model, fullgraph=True, backend="aot_eager")
+        for seed in range(2):
+            idx = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(seed))
+            for each in (called, alone):
+                each(idx, labels=idx).loss.backward()
+        page.clip(model, 0.01)
+        nn.utils.clip_grad_norm_(alone.parameters(), 0.01)
+        assert sum(isinstance(p, DTensor) for p in model.parameters()) == (10 if options else 14)
+        assert_same_gradients(named(model), named(alone), torch.float64, depth=9)
+        with torch.inference_mode():
+            cache = Cache(alone.config)
+            parts = [model(part, cache=cache).logits for part in idx.split([4, 1, 4], dim=1)]
+            torch.testing.assert_close(torch.cat(parts, 1), alone(idx).logits)
+
+    together(2, folder / "said", act)
+
+
+def test_heads_that_cannot_be_split(folder: Path) -> None:
+    page = importlib.import_module("train_tensor")
+
+    def act(rank: int) -> None:
+        torch.distributed.init_process_group("gloo")
+        model = GPT(GPTConfig(num_layers=1, num_heads=1, hidden_size=24, vocab_size=11))
+        page.split(model, torch.distributed.init_device_mesh("cpu", (2,)))
+        with pytest.raises(
+            ValueError, match=r"^`c_q` must have whole heads of 24 features in .*, got 12"
+        ):
+            model(torch.zeros(1, 2, dtype=torch.int64))
+
+    together(2, folder / "said", act)
+
+
 def test_ddl_train(folder: Path) -> None:
-    for line in COMMANDS[2:4]:
+    for line in COMMANDS[3:5]:
         run(line, folder / "said")
     shutil.rmtree(folder / "runs/fsdp2/checkpoints/step-00000004")  # as if it had been stopped
-    run(COMMANDS[4], folder / "said")
+    run(COMMANDS[5], folder / "said")
     assert (folder / "runs/fsdp2/checkpoints/step-00000004").is_dir()
 
 
 def test_every_command_runs() -> None:
-    assert [line[:3] == TORCHRUN for line in COMMANDS] == [True] * 4 + [False]
+    assert [line[:3] == TORCHRUN for line in COMMANDS] == [True] * 5 + [False]
 
 
 def test_the_sentences() -> None:

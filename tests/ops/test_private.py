@@ -36,7 +36,7 @@ if {name!r} == "_op":
 from ddl import functional, reference
 torch._C = torch_c
 private.forward_ad = Without(private.forward_ad, {name!r})
-if {name!r} == "FunctionalTensor":
+if {name!r} in ("FunctionalTensor", "AsyncCollectiveTensor"):
     private.sys = types.SimpleNamespace(modules=dict())
 if {name!r} == "FALLBACK_ALLOW_LIST":
     from torch._inductor import lowering
@@ -90,6 +90,7 @@ NAMES = [
     "_are_functorch_transforms_active",
     "_current_level",
     "FunctionalTensor",
+    "AsyncCollectiveTensor",
     "FALLBACK_ALLOW_LIST",
 ]
 

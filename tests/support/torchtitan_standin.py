@@ -70,6 +70,17 @@ class RMSNorm(nn.RMSNorm, Module):
         super().__init__(config.normalized_shape, eps=config.eps)
 
 
+class FusedQKVLinear(Module):
+    """Queries, keys and values of each head side by side; heads are counted by the width."""
+
+    def __init__(self, dim: int, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim, self.wqkv = head_dim, Linear(dim, 3 * dim)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.wqkv(x).view(len(x), -1, 3, self.head_dim).unbind(2)
+
+
 class Attention(Module):
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
@@ -78,11 +89,11 @@ class Attention(Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.heads = config.n_heads
-        self.wqkv, self.wo = Linear(config.dim, 3 * config.dim), Linear(config.dim, config.dim)
+        self.qkv_linear = FusedQKVLinear(config.dim, config.dim // config.n_heads)
+        self.wo = Linear(config.dim, config.dim)
 
     def forward(self, x: Tensor, attention_masks: Any, positions: Any = None) -> Tensor:
-        q, k, v = self.wqkv(x).unflatten(-1, (3, self.heads, -1)).permute(1, 2, 0, 3)
+        q, k, v = (each.transpose(0, 1) for each in self.qkv_linear(x))
         if positions is not None:
             q, k = (
                 F.normalize(each + positions[:, None].sin().to(x.dtype), dim=-1) for each in (q, k)

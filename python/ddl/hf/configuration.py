@@ -49,6 +49,15 @@ class DDLConfig(PreTrainedConfig):
         "num_attention_heads": "num_heads",
         "max_position_embeddings": "block_size",
     }
+    # Embedding, mixers and the stream are in no row: every process has and computes all of them.
+    base_model_tp_plan: ClassVar[dict[str, str] | None] = {
+        f"trunk.sublayers.*.{name}": style
+        for style, names in {
+            "colwise": ("c_q", "c_k", "c_v", "c_fc1", "c_fc2"),
+            "rowwise": ("c_proj",),
+        }.items()
+        for name in names
+    }
 
     made_of: ClassVar[type] = GPTConfig  # whose fields it has
 
@@ -124,6 +133,7 @@ class DDLNanoGPTConfig(DDLConfig):
         "num_attention_heads": "n_head",
         "max_position_embeddings": "block_size",
     }
+    base_model_tp_plan = None  # q, k and v are one projection
     made_of = NanoGPTConfig
 
     def __init__(self, **options: Any) -> None:  # or transformers would generate one

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ddl.nn.convolution import Slot
 from ddl.nn.mixers import DeltaMixer
+from ddl.ops.checks import is_distributed
 
 from .config import GPTConfig
 from .tokens import ALONE, Tokens
@@ -75,7 +77,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig, layer_idx: int) -> None:
         super().__init__()
-        self.layer_idx, self.num_heads = layer_idx, config.num_heads
+        self.layer_idx = layer_idx
         d, width = config.hidden_size, config.num_heads * config.head_dim
         self.head_dim = config.head_dim
         self.c_q = nn.Linear(d, width, bias=False)
@@ -88,13 +90,12 @@ class Attention(nn.Module):
 
     def forward(self, h: Tensor, tokens: Tokens = ALONE) -> Tensor:
         """Map h (B, T, d) to (B, T, d). tokens: their positions, mask and cache."""
-        heads = (*h.shape[:2], self.num_heads, self.head_dim)
-        q, k, v = (c(h).view(heads) for c in (self.c_q, self.c_k, self.c_v))  # (B, T, H, head_dim)
+        q, k, v = (self._heads(c(h)) for c in (self.c_q, self.c_k, self.c_v))  # (B, T, H, head_dim)
         # Rotate in float32, normalise in the norm's dtype (float32 under autocast), and attend in
         # the dtype of the matrix products.
         norm_dtype = self.q_rms.weight.dtype
-        q = self.q_rms(self.rotary(q, tokens).to(norm_dtype))
-        k = self.k_rms(self.rotary(k, tokens).to(norm_dtype))
+        q = self._normed(self.q_rms, self.rotary(q, tokens).to(norm_dtype))
+        k = self._normed(self.k_rms, self.rotary(k, tokens).to(norm_dtype))
         q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
         if tokens.cache is not None:
             k, v = tokens.cache.extend(self.layer_idx, k, v)  # (B, H, start + T, head_dim)
@@ -106,6 +107,27 @@ class Attention(nn.Module):
             q, k, v, attn_mask=tokens.visible, is_causal=tokens.causal
         )
         return y.transpose(1, 2)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Split the features of a projection; a tensor parallel process has some of the heads."""
+        heads, left = divmod(x.shape[-1], self.head_dim)
+        if left:
+            raise ValueError(
+                f"`c_q` must have whole heads of {self.head_dim} features in each tensor parallel "
+                f"process, got {x.shape[-1]} features"
+            )
+        return x.view(*x.shape[:-1], heads, self.head_dim)
+
+    def _normed(self, norm: nn.RMSNorm, x: Tensor) -> Tensor:
+        """Normalise heads; in tensor parallel training, sum the weight's gradient over them all."""
+        query: Any = getattr(self.c_q, "weight", None)
+        if not (torch.is_grad_enabled() and is_distributed(query)):
+            return norm(x)
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        whole = DTensor.from_local(norm.weight, query.device_mesh, [Replicate()], run_check=False)
+        weight = whole.to_local(grad_placements=[Partial()])
+        return functional_call(norm, {"weight": weight}, (x,))
 
 
 class TimeMixer(nn.Module):

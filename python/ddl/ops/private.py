@@ -73,6 +73,20 @@ def is_traced_for_compile(tensor: Tensor) -> bool:
     return functional_tensor is not None and isinstance(tensor, functional_tensor)
 
 
+def waited(tensor: Tensor) -> Tensor:
+    """The result of a collective behind the wrapper in which torch may return it.
+
+    The dispatcher looks for such wrappers among arguments, but not in an optional list. Without the
+    class: the tensor, and a chain of rewrites that has one is refused.
+    """
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    wrapper = getattr(module, "AsyncCollectiveTensor", None)
+    if wrapper is None or not isinstance(tensor, wrapper):
+        return tensor
+    result: Tensor = tensor.trigger_wait()
+    return result
+
+
 def allow_inductor_fallback(*names: str) -> None:
     """Put operators, as "ddl::rewrite", on inductor's list of those that it calls as they are.
 

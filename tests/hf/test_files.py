@@ -64,7 +64,8 @@ def test_there_and_back(options: dict[str, Any], tmp_path: Path) -> None:
     again, tokenizer = load(tmp_path)
     assert again.config == gpt.config
     assert torch.equal(again(IDX).logits, expected)
-    assert isinstance(tokenizer, ByteTokenizer)
+    assert isinstance(tokenizer, FastTokenizer)
+    assert isinstance(tokenizer.of_training, ByteTokenizer)
 
 
 @pytest.mark.table(0)
@@ -139,10 +140,12 @@ def test_where_text_ends_is_in_the_generation_config(tmp_path: Path) -> None:
         AutoModelForCausalLM.from_pretrained(tmp_path / "bytes").generation_config.eos_token_id
         is None
     )
+    save(*load(tmp_path / "bytes"), tmp_path / "again")
     fast = AutoTokenizer.from_pretrained(tmp_path / "bytes")
     save(model(), FastTokenizer(fast), tmp_path / "documents")
-    hf = AutoModelForCausalLM.from_pretrained(tmp_path / "documents")
-    assert hf.generation_config.eos_token_id == fast.eos_token_id
+    for directory, end in (("again", None), ("documents", fast.eos_token_id)):
+        hf = AutoModelForCausalLM.from_pretrained(tmp_path / directory)
+        assert hf.generation_config.eos_token_id == end
 
 
 # --- trust_remote_code ----------------------------------------------------------------------------

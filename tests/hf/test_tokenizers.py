@@ -1,4 +1,4 @@
-"""tokenizer.json encodes like our tokenizers, and every tokenizer has an end of text."""
+"""tokenizer.json encodes like our tokenizers, but for special tokens, and has an end of text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import ddl.models.tokenizers
 from ddl.errors import InputError
-from ddl.hf import to_fast
+from ddl.hf import load, save, to_fast
 from ddl.hf.tokenization import FastTokenizer, from_files, load_tokenizer
+from ddl.lab.data.prepare import choose_tokenizer
 from ddl.models.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
@@ -24,9 +25,10 @@ from ddl.models.tokenizers import (
     GPT2Tokenizer,
     Tokenizer,
     describe,
+    encode_prompt,
     restore,
 )
-from tests.support.hf_cases import byte_pair_files, small
+from tests.support.hf_cases import byte_pair_files, model, small
 from tests.support.prepare_cases import write_tokenizer
 
 TABLE = sorted(set("To be, or not to be?\n\tÄß漢字🙂\u0301\r"))
@@ -47,12 +49,16 @@ def reloaded(fast: Any, directory: Path) -> Any:
 
 
 def assert_same(fast: Any, ours: Tokenizer, cases: list[str]) -> None:
+    """The tokens are ours, but the name of the end of text is that token."""
     for text in cases:
-        tokens = ours.encode(text)
+        pieces = text.split(fast.eos_token) if fast.eos_token else [text]
+        tokens = ours.encode(pieces[0])
+        for piece in pieces[1:]:
+            tokens += [fast.eos_token_id, *ours.encode(piece)]
         assert fast(text)["input_ids"] == tokens, text
-        assert fast.decode(tokens) == ours.decode(tokens) == text
-        rest = [token for token in tokens if token != fast.eos_token_id]
-        assert fast.decode(tokens, skip_special_tokens=True) == ours.decode(rest)
+        assert fast(text, split_special_tokens=True)["input_ids"] == ours.encode(text), text
+        assert fast.decode(tokens) == text
+        assert fast.decode(tokens, skip_special_tokens=True) == "".join(pieces)
 
 
 @pytest.mark.parametrize("vocab_size", [256, 300])
@@ -141,7 +147,8 @@ def test_there_and_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
     AutoTokenizer.from_pretrained(tmp_path / "once").save_pretrained(tmp_path / "twice")
     for directory in ("once", "twice"):
         again = load_tokenizer(tmp_path / directory)
-        assert type(again) is type(tokenizer)
+        assert again is not None
+        assert type(again.of_training) is type(tokenizer)
         assert again.encode("to be\n") == tokenizer.encode("to be\n")
     assert load_tokenizer(tmp_path) is None
 
@@ -160,8 +167,10 @@ def test_a_file(vocab_size: int, tmp_path: Path) -> None:
     for fast in (to_fast(ours, config), reloaded(to_fast(ours, config), tmp_path)):
         assert_same(fast, ours, texts())
     again = load_tokenizer(tmp_path)
-    assert isinstance(again, FastTokenizer)
-    assert [again.encode(text) for text in texts()] == [ours.encode(text) for text in texts()]
+    assert again is not None
+    assert [again.encode(text) for text in texts()] == to_fast(ours)(texts()).input_ids
+    trained = again.of_training
+    assert [trained.encode(text) for text in texts()] == [ours.encode(text) for text in texts()]
     kept = restore(json.loads(json.dumps(describe(ours))))
     assert describe(kept) == describe(ours)
     assert [kept.encode(text) for text in texts()] == [ours.encode(text) for text in texts()]
@@ -283,15 +292,13 @@ def test_byte_pairs(encoding: Encoding, tmp_path: Path) -> None:
     cases = [line for line in TEXT.splitlines(keepends=True) if line.isascii()] + texts()
     assert max(len(piece) for piece in encoding.ranks) > 4
     for fast in (to_fast(ours, config), reloaded(to_fast(ours, config), tmp_path)):
-        for text in cases:
-            assert fast(text)["input_ids"] == ours.encode(text), text
-            assert fast.decode(fast(text)["input_ids"]) == text
+        assert_same(fast, ours, cases)
         assert fast.eos_token_id == fast.bos_token_id == fast.pad_token_id == 50256
         assert fast.decode([50256]) == "<|endoftext|>"
         assert fast.decode([50256], skip_special_tokens=True) == ""
     again = load_tokenizer(tmp_path)
-    assert isinstance(again, FastTokenizer)  # it needs no tiktoken
-    assert again.encode(TEXT) == ours.encode(TEXT)
+    assert again is not None
+    assert again.of_training.encode(TEXT) == ours.encode(TEXT)  # without tiktoken
     assert again.decode(again.encode(TEXT)) == TEXT
     assert to_fast(again) is again.fast
 
@@ -311,7 +318,7 @@ def test_byte_pairs_from_files(tmp_path: Path) -> None:
     backend.encode_special_tokens = True  # encode special tokens in a text as plain text
     for kind in ("old", "new"):
         found = from_files(tmp_path / kind, small(vocab_size=300))
-        assert found.encode(TEXT) == backend.encode(TEXT).ids
+        assert found.of_training.encode(TEXT) == backend.encode(TEXT).ids
         assert found.vocab_size == 300
         assert found.fast.eos_token_id == 0
         assert found.fast.pad_token == "<|endoftext|>"
@@ -340,9 +347,96 @@ def test_what_a_tokenizer_directory_says_of_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("table", ["ab\n", "ab\n<|endoftx>"], ids=["cannot", "can"])
 def test_the_end_of_text_as_a_text(table: str) -> None:
-    """lm-eval encodes the end of text as a stop string, even if the table cannot spell it."""
+    """It is one token, even if the table cannot spell it: lm-eval encodes it as a stop string."""
     fast = to_fast(CharTokenizer(sorted(set(table))), small(vocab_size=40))
-    spelled = set("<|endoftext|>") <= set(table)
-    ids = fast("<|endoftext|>").input_ids
-    assert len(ids) == (13 if spelled else 1)
-    assert (fast.eos_token_id in ids) is not spelled
+    assert fast("a" + fast.eos_token).input_ids[1:] == [fast.eos_token_id]
+    with pytest.raises(
+        InputError, match=r"^`text` must consist of the \d+ characters .* got '\?'$"
+    ):
+        FastTokenizer(fast, CharTokenizer(table)).encode("a<|endoftext|>?")
+
+
+# --- special and added tokens, chat templates -----------------------------------------------------
+
+ADDED = "<|user|>a<|endoftext|>\n<|mark|>b<|user|>"
+TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|endoftext|>{% endfor %}"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "file"])
+def test_tokens_and_template_that_a_user_adds(kind: str, tmp_path: Path) -> None:
+    ours = {"bytes": ByteTokenizer(), "characters": CharTokenizer("ab\n")}
+    gpt = model(vocab_size=410)
+    save(gpt, ours.get(kind) or from_file(tmp_path), tmp_path / "one")
+    fast = AutoTokenizer.from_pretrained(tmp_path / "one")
+    size = len(fast)
+    fast.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
+    fast.add_tokens(["<|mark|>"])
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(tmp_path / "one")
+    save(*load(tmp_path / "one"), tmp_path / "two")
+    save(gpt, fast, tmp_path / "three")
+    for directory in ("one", "two", "three"):
+        again = AutoTokenizer.from_pretrained(tmp_path / directory)
+        read = load(tmp_path / directory)[1]
+        assert isinstance(read, FastTokenizer)
+        tokens = encode_prompt(ADDED, read)  # as `ddl sample` does
+        assert tokens == again(ADDED).input_ids == fast(ADDED).input_ids
+        a, b, newline = (fast(c).input_ids[0] for c in "ab\n")
+        end, user, mark = fast.eos_token_id, size, size + 1
+        assert tokens == [user, a, end, newline, mark, b, user]
+        assert read.decode(tokens) == ADDED
+        chat = again.apply_chat_template([{"role": "user", "content": "ab"}], return_dict=False)
+        assert chat == [user, *fast("ab").input_ids, end]
+
+
+def test_special_tokens_of_a_file(tmp_path: Path) -> None:
+    """They are those of PreTrainedTokenizerFast with the same file."""
+    ours = from_file(tmp_path, 0)
+    values = json.loads(ours.text)
+    token = values["added_tokens"][0]
+    for number, special in ((400, True), (401, False)):
+        values["added_tokens"].append(
+            token | {"id": number, "content": f"<|{number}|>", "special": special}
+        )
+    (tmp_path / "more.json").write_text(json.dumps(values), encoding="utf-8")
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "more.json"))
+    fast = reloaded(to_fast(FileTokenizer(json.dumps(values), 0)), tmp_path / "out")
+    text = "the<|400|> <|401|>the<|endoftext|>"
+    assert fast(text).input_ids == theirs(text).input_ids
+    assert {0, 400, 401} < set(fast(text).input_ids)
+
+
+@pytest.mark.parametrize("way", ["jinja", "config", "named", "folder"])
+def test_a_chat_template_with_a_file(way: str, tmp_path: Path) -> None:
+    """It is kept from `ddl prepare`, in the run, and with GPT-2's files, to the export."""
+    folder = byte_pair_files(tmp_path / "files")
+    named = {"default": TEMPLATE, "tools": "x"}
+    if way in ("jinja", "folder"):
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+    else:
+        listed = [{"name": name, "template": text} for name, text in named.items()]
+        config = {"chat_template": TEMPLATE if way == "config" else listed}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if way == "folder":
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tools.jinja").write_text("x")
+    for path in (folder, folder / "tokenizer.json"):
+        prepared, _ = choose_tokenizer(str(path), "auto")
+        run = restore(json.loads(json.dumps(describe(prepared))))
+        for fast in (to_fast(run), from_files(folder, small(vocab_size=300)).fast):
+            again = reloaded(fast, tmp_path / "out")
+            expected = named if way in ("named", "folder") else TEMPLATE
+            assert again.chat_template == expected
+
+
+def test_a_chat_template_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = byte_pair_files(tmp_path / "files")
+    (folder / "tokenizer_config.json").write_text("{")
+    sentence = f"`tokenizer` must have a readable chat template, got {folder}/tokenizer_config.json"
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}: "):
+        choose_tokenizer(str(folder), "auto")
+
+
+def test_a_description_without_a_template_is_as_before(tmp_path: Path) -> None:
+    """Checkpoints and prepared directories hold its checksum."""
+    assert set(describe(from_file(tmp_path))) == {"kind", "text", "document_token"}

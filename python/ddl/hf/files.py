@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ddl.errors import InputError, first_line
@@ -16,30 +16,37 @@ from ddl.files import atomic_directory, require_files, target, without_advice_on
 from ddl.hf import remote
 from ddl.models import GPT, NanoGPT
 from ddl.models.finite import require_finite
-from ddl.models.tokenizers import FileTokenizer, GPT2Tokenizer, Tokenizer
+from ddl.models.tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    FileTokenizer,
+    GPT2Tokenizer,
+    Tokenizer,
+    training_tokenizer,
+)
 from ddl.paths import PathKind, at_home, require_kind, require_utf8
 
 from .base import OurModel
 from .modeling import from_gpt, to_gpt
 from .nanogpt import DDLNanoGPTForCausalLM, from_nanogpt, to_nanogpt
-from .tokenization import FastTokenizer, from_files, load_tokenizer, to_fast
+from .tokenization import from_files, load_tokenizer, to_fast
 
 __all__ = ["choose_tokenizer", "load", "save", "save_with_tokenizer"]
 
 
 def save(
     model: GPT | NanoGPT,
-    tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer | PreTrainedTokenizerBase | None,
     out: str | Path,
     *,
     remote_code: bool = True,
 ) -> None:
     """Write a directory that the Auto classes load: config, weights (safetensors), tokenizer.
 
-    tokenizer: None writes none. remote_code: also write a small modelling file, so that
-    `trust_remote_code=True` works without importing `ddl.hf` (ddl-rs must be installed).
-    Parameters keep their dtype. Raises InputError if GPT-2's byte pairs cannot be fetched or `out`
-    cannot be written; then nothing was written.
+    tokenizer: one of ours, or Hugging Face's; None writes none. remote_code: also write a small
+    modelling file, so that `trust_remote_code=True` works without importing `ddl.hf` (ddl-rs must
+    be installed). Parameters keep their dtype. Raises InputError if GPT-2's byte pairs cannot be
+    fetched or `out` cannot be written; then nothing was written.
     """
     fast = None if tokenizer is None else to_fast(tokenizer, model.config)
     _write(model, tokenizer, fast, at_home(out, argument="out"), remote_code)
@@ -47,8 +54,8 @@ def save(
 
 def _write(
     model: GPT | NanoGPT,
-    tokenizer: Tokenizer | None,
-    fast: PreTrainedTokenizerFast | None,
+    tokenizer: Tokenizer | PreTrainedTokenizerBase | None,
+    fast: PreTrainedTokenizerBase | None,
     out: Path,
     remote_code: bool = True,
     *,
@@ -58,8 +65,9 @@ def _write(
     wrapped: OurModel = from_nanogpt(model) if isinstance(model, NanoGPT) else from_gpt(model)
     if remote_code:
         wrapped.config.auto_map = remote.auto_map(wrapped.config)
-    knows_end = isinstance(tokenizer, GPT2Tokenizer | FastTokenizer) or (
-        isinstance(tokenizer, FileTokenizer) and tokenizer.document_token is not None
+    trained = training_tokenizer(tokenizer)
+    knows_end = not isinstance(trained, ByteTokenizer | CharTokenizer | FileTokenizer) or (
+        isinstance(trained, FileTokenizer) and trained.document_token is not None
     )
     if fast is not None and knows_end:
         # These models were trained on documents with this token between them.
@@ -122,7 +130,7 @@ def choose_tokenizer(
     if files is None:
         return tokenizer
     if not isinstance(tokenizer, GPT2Tokenizer):
-        kind = "characters" if tokenizer is None else tokenizer.kind
+        kind = "characters" if tokenizer is None else training_tokenizer(tokenizer).kind
         raise InputError(
             "tokenizer", "be left out unless the model's tokens are GPT-2's", f"{files} for {kind}"
         )

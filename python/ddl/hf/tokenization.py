@@ -1,8 +1,9 @@
 """Convert our tokenizers to `tokenizer.json`, which AutoTokenizer loads, and back.
 
-Both give equal tokens. No special token is added to a text or recognised in it, so the words
-"<|endoftext|>" in a text are just words. Both raise for a character that a character model does not
-know ("Missing [UNK] token"): nothing is dropped silently.
+A text has the tokens of `ddl train`, and nothing is added to it. But the name of a special token is
+that token, as in every PreTrainedTokenizerFast; `ddl train` reads "<|endoftext|>" as words. Both
+raise for a character that a character model does not know ("Missing [UNK] token"): nothing is
+dropped silently.
 
 One token that no text has serves as end of text, beginning of text and padding, which lm-eval and
 batches need:
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ddl.errors import InputError, first_line
 from ddl.files import require_file
@@ -45,6 +46,7 @@ from ddl.models.tokenizers import (
     byte_alphabet,
     describe,
     gpt2_encoding,
+    read_chat_template,
     restore,
 )
 
@@ -57,16 +59,34 @@ FILES = ("tokenizer.json", "vocab.json", "merges.txt")
 
 
 class FastTokenizer:
-    """A Hugging Face tokenizer with the interface of ours."""
+    """A Hugging Face tokenizer with the interface of ours: its tokens are those of `fast(text)`.
+
+    ours: the tokenizer of bytes or characters that `fast` was made from, if it was. words: encode
+    the names of special tokens as words, and add no token to a text.
+    """
 
     kind = "fast"
 
-    def __init__(self, fast: Any) -> None:
-        self.fast = fast
+    def __init__(self, fast: Any, ours: Tokenizer | None = None, *, words: bool = False) -> None:
+        self.fast, self.ours, self.words = fast, ours, words
         self.vocab_size = 1 + max(fast.get_vocab().values(), default=-1)
 
+    @property
+    def of_training(self) -> Tokenizer:
+        """The tokenizer as `ddl train` reads a text."""
+        return self.ours or FastTokenizer(self.fast, words=True)
+
     def encode(self, text: str) -> list[int]:
-        return list(self.fast(text, add_special_tokens=False)["input_ids"])
+        """Encode a text; raise InputError for a character that a character model does not know."""
+        options = {"add_special_tokens": False, "split_special_tokens": True} if self.words else {}
+        try:
+            return list(self.fast(text, **options)["input_ids"])
+        except Exception:  # tokenizers raises plain Exceptions
+            if self.ours is not None:
+                for name in self.fast.get_added_vocab():
+                    text = text.replace(name, "")
+                self.ours.encode(text)  # which names the character
+            raise
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens; unknown ones are dropped."""
@@ -74,20 +94,25 @@ class FastTokenizer:
 
 
 def to_fast(
-    tokenizer: Tokenizer, config: GPTConfig | NanoGPTConfig | None = None
-) -> PreTrainedTokenizerFast:
+    tokenizer: Tokenizer | PreTrainedTokenizerBase,
+    config: GPTConfig | NanoGPTConfig | None = None,
+) -> PreTrainedTokenizerBase:
     """Convert to the Hugging Face tokenizer that `ddl.hf.save` writes.
 
-    config: the model's, for its block_size and its size of vocabulary. Raises InputError if GPT-2's
-    byte pairs cannot be fetched or a character cannot be written as UTF-8.
+    tokenizer: one of ours, or Hugging Face's, which is returned as it is. config: the model's, for
+    its block_size and its size of vocabulary. Raises InputError if GPT-2's byte pairs cannot be
+    fetched or a character cannot be written as UTF-8.
     """
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer
     if isinstance(tokenizer, FastTokenizer):
         return tokenizer.fast
     size = tokenizer.vocab_size if config is None else config.vocab_size
     if isinstance(tokenizer, GPT2Tokenizer):
         backend, end = _byte_pairs(*_gpt2_pairs()), _End(END)
     elif isinstance(tokenizer, FileTokenizer):
-        return _fast(*_of_file(tokenizer, size), config, None)  # tokenizer.json says everything
+        # tokenizer.json says everything else
+        return _fast(*_of_file(tokenizer, size), config, None, tokenizer.chat_template)
     elif isinstance(tokenizer, CharTokenizer):
         backend, end = _characters(tokenizer.table, size)
     else:
@@ -122,10 +147,11 @@ def from_files(directory: Path, config: GPTConfig | NanoGPTConfig) -> FastTokeni
         raise InputError(
             "tokenizer", f"have {expected}", f"{backend.get_vocab_size()} from {directory}"
         )
-    return FastTokenizer(_fast(backend, _End(END), config, None))
+    template = read_chat_template(directory)
+    return FastTokenizer(_fast(backend, _End(END), config, None, template))
 
 
-def load_tokenizer(directory: Path) -> Tokenizer | None:
+def load_tokenizer(directory: Path) -> FastTokenizer | None:
     """Load the tokenizer of a Hugging Face directory; None if there is none."""
     if not (directory / FILES[0]).exists():
         return None
@@ -134,11 +160,9 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
     fast = AutoTokenizer.from_pretrained(directory, **here)
     fast("")  # which fails if its config has values of other types
     description = fast.init_kwargs.get(OURS)
-    if description is None:
-        return FastTokenizer(fast)
-    tokenizer = restore(description)
+    ours = None if description is None else restore(description)
     # `fast` has GPT-2's data, which GPT2Tokenizer would have to fetch.
-    return FastTokenizer(fast) if isinstance(tokenizer, GPT2Tokenizer) else tokenizer
+    return FastTokenizer(fast, None if isinstance(ours, GPT2Tokenizer) else ours)
 
 
 class _End(NamedTuple):
@@ -153,9 +177,9 @@ def _fast(
     end: _End,
     config: GPTConfig | NanoGPTConfig | None,
     description: Any,
+    chat_template: Any = None,
 ) -> PreTrainedTokenizerFast:
     options: dict[str, Any] = {} if config is None else {"model_max_length": config.block_size}
-    spelled = all(backend.token_to_id(character) is not None for character in end.name or "")
     if description is not None:
         options[OURS] = description
     if end.before is not None:
@@ -165,9 +189,7 @@ def _fast(
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         padding_side="left",  # so that generation continues at the texts' ends
-        # Encode special tokens in a text as plain text, unless a character table cannot spell them:
-        # lm-eval encodes the end of text as a stop string.
-        split_special_tokens=not isinstance(backend.model, models.WordLevel) or spelled,
+        chat_template=chat_template,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
         **options,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from unicodedata import category
 
 from ddl.errors import InputError, first_line
-from ddl.files import read_bytes
+from ddl.files import read_bytes, read_text
 
 END_OF_TEXT = "<|endoftext|>"
 PIECE = 2**16  # characters in which a text is searched for those that would be lost
@@ -111,13 +111,15 @@ class FileTokenizer:
     tokens or draw them at random (truncation, padding, dropout) have no effect.
 
     text: the file's content. document_token: the token before each document of the training data;
-    None if there is none. Raises InputError if the package cannot read the text, or the vocabulary
-    has no such token.
+    None if there is none. chat_template: as `read_chat_template` returns it, for the export. Raises
+    InputError if the package cannot read the text, or the vocabulary has no such token.
     """
 
     kind = "file"
 
-    def __init__(self, text: str, document_token: int | None = None) -> None:
+    def __init__(
+        self, text: str, document_token: int | None = None, chat_template: Any = None
+    ) -> None:
         from tokenizers import Tokenizer as Backend
 
         try:
@@ -136,6 +138,7 @@ class FileTokenizer:
             )
         backend.encode_special_tokens = True  # encode special tokens in a text as plain text
         self.text, self.document_token, self.backend = text, document_token, backend
+        self.chat_template = chat_template
         self.vocab_size = 1 + max(backend.get_vocab().values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
@@ -163,9 +166,36 @@ class FileTokenizer:
         return "".join(c for c in named if not self.encode(c)) or lost
 
 
+def read_chat_template(directory: Path) -> Any:
+    """The chat template of a directory with a Hugging Face tokenizer, as transformers stores it: a
+    text, named texts, or None if there is none.
+
+    Raises InputError if a file cannot be read.
+    """
+    path, config = directory / "chat_template.jinja", directory / "tokenizer_config.json"
+    try:
+        more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        named = {"default": read_text(path)} if path.is_file() else {}
+        for path in more:
+            named[path.stem] = read_text(path)
+        if named:
+            return named if more else named["default"]
+        path = config
+        return json.loads(read_text(path)).get("chat_template") if path.is_file() else None
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        got = f"{path}: {first_line(error)}"
+        raise InputError("tokenizer", "have a readable chat template", got) from error
+
+
 def _is_token(token: Any, backend: Any) -> bool:
     known = type(token) is int and 0 <= token < 2**32  # as the package can look up
     return known and backend.id_to_token(token) is not None
+
+
+def training_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer as `ddl train` reads a text: words like <|endoftext|> are words, even if
+    `tokenizer` is that of a Hugging Face directory, where they are tokens."""
+    return getattr(tokenizer, "of_training", tokenizer)
 
 
 def byte_alphabet() -> list[str]:
@@ -219,8 +249,10 @@ def printable(text: str) -> str:
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the JSON values from which `restore` makes the tokenizer again."""
     if isinstance(tokenizer, FileTokenizer):
-        token = tokenizer.document_token
-        return {"kind": tokenizer.kind, "text": tokenizer.text, "document_token": token}
+        known = {"text": tokenizer.text, "document_token": tokenizer.document_token}
+        if tokenizer.chat_template is not None:  # an entry for all would change their checksums
+            known["chat_template"] = tokenizer.chat_template
+        return {"kind": tokenizer.kind, **known}
     return {"kind": tokenizer.kind, "table": getattr(tokenizer, "table", None)}
 
 
@@ -232,7 +264,8 @@ def restore(description: Any) -> Tokenizer:
     if kind == "gpt2":
         return GPT2Tokenizer()
     if kind == "file" and isinstance(description.get("text"), str):
-        return FileTokenizer(description["text"], description.get("document_token"))
+        more = (description.get(name) for name in ("document_token", "chat_template"))
+        return FileTokenizer(description["text"], *more)
     table = description.get("table") if kind == "characters" else None
     if isinstance(table, list) and table and all(isinstance(c, str) for c in table):
         return CharTokenizer(table)

@@ -72,6 +72,15 @@ def test_the_loss_on_the_validation_text_is_the_recorded_one(folder: Path, name:
     assert score.bits_per_byte == pytest.approx(score.loss / math.log(2))
 
 
+def test_an_exported_model_has_the_score_of_its_run(folder: Path, tmp_path: Path) -> None:
+    """Its bytes are known, and the name of a special token in the text is words."""
+    hf.save(*load(folder / "add", "cpu"), tmp_path / "hf")
+    text = TEXT + "<|endoftext|>" * 20
+    paths = (folder / "add", tmp_path / "hf")
+    run, exported = (score_run(alone(path), text, lambda done, of: None)[0] for path in paths)
+    assert exported == run._replace(step=None)
+
+
 def test_all_of_the_text_is_scored_whatever_the_batches(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,13 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from transformers import LlamaConfig, LlamaForCausalLM
+import lm_eval
+import torch
+from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import ddl.hf
+import ddl.lab.evaluation.plugin
 from ddl.lab import cli
 from ddl.lab.config import EvalConfig
 from ddl.lab.config.paper_tasks import PAPER
@@ -155,6 +159,33 @@ def test_a_hugging_face_directory_scores_the_same(run: Path, hf_directory: Path)
     assert of_hf["runs"][0]["results"] == of_run["runs"][0]["results"]
     assert of_hf["model"]["parameters"] == of_run["model"]["parameters"]
     assert of_hf["model"]["residual"] == "ddl-cc"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_three_ways_to_one_directory(
+    dtype: torch.dtype, hf_directory: Path, tmp_path: Path
+) -> None:
+    """Their numbers are equal, not only to rounding: the table of docs/evaluation.md."""
+    model, folder = AutoModelForCausalLM.from_pretrained(hf_directory, dtype=dtype), tmp_path / "hf"
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(hf_directory).save_pretrained(folder)
+    names = ["local_arc", "local_rolling", "local_generate"]
+    config = EvalConfig(folder, tasks=tuple(names), include_path=TASKS, batch_size=4, device="cpu")
+    record = evaluate(config)
+    assert record["model"]["dtype"] == str(dtype).removeprefix("torch.")
+    expected = {name: scores(record["runs"][0]["results"], name) for name in names}
+    assert all(expected.values())
+    hf = {"trust_remote_code": True, "softmax_dtype": "float32", "logits_cache": False}
+    for way, arguments in (("hf", hf), ("ddl", {})):
+        found = lm_eval.simple_evaluate(
+            model=way,
+            model_args={"pretrained": str(folder)} | arguments,
+            tasks=list(names),
+            task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
+            batch_size=4,
+            device="cpu",
+        )["results"]
+        assert {name: scores(found, name) for name in names} == expected, way
 
 
 def test_any_hugging_face_model(tmp_path: Path) -> None:

@@ -350,6 +350,22 @@ def all_text(doc: Doc) -> list[str]:
     return FORMATS["piqa"].contexts(doc) + FORMATS["piqa"].endings(doc)
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_name_of_a_special_token_in_a_text(chat: bool) -> None:
+    """It is words in a benchmark's text, and the token in the text that a chat template wrote."""
+    model = make("additive", vocab_size=257)
+    fast = to_fast(ByteTokenizer(), model.config)
+    fast.chat_template = "{{ messages[0].content }}<|endoftext|>"
+    subject = Harness(from_gpt(model), fast, 1)
+    text = "ab<|endoftext|>"
+    if chat:
+        assert subject.apply_chat_template([{"role": "user", "content": "ab"}]) == text
+    expected = [*b"ab", 256] if chat else list(text.encode())
+    assert subject.tok_encode(text) == expected
+    assert subject.tok_batch_encode([text])[0].tolist() == [expected]
+    assert fast(text).input_ids == [*b"ab", 256]  # lm-eval encodes stop strings so
+
+
 # --- a model without an end of text ---------------------------------------------------------------
 
 TABLE = "abc \n"

@@ -17,7 +17,7 @@ from ddl.lab.cli.sample import sample
 from ddl.lab.config import SampleConfig
 from ddl.lab.load import load, load_for_transformers
 from ddl.models import NanoGPT, NanoGPTConfig
-from ddl.models.tokenizers import ByteTokenizer, CharTokenizer
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, training_tokenizer
 from ddl.paths import PathKind, path_kind
 from tests.support.hf_cases import a_run, model, tokens
 from tests.support.paper_standin import published
@@ -34,7 +34,7 @@ def test_every_kind_of_path_is_told_and_loaded(tmp_path: Path) -> None:
         assert path_kind(tmp_path / name) is kind
         loaded = load(tmp_path / name, "cpu")
         assert torch.equal(loaded.model(IDX).logits, gpt(IDX).logits)
-        assert isinstance(loaded.tokenizer, ByteTokenizer)
+        assert isinstance(training_tokenizer(loaded.tokenizer), ByteTokenizer)
         assert not loaded.model.training
         theirs, fast = load_for_transformers(tmp_path / name, "cpu")
         assert torch.equal(theirs(IDX).logits, gpt(IDX).logits)

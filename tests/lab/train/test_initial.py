@@ -7,8 +7,10 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,10 +22,13 @@ from ddl.lab.cli.initial import load_initial
 from ddl.lab.config import TrainConfig, paper_code
 from ddl.lab.train import train
 from ddl.lab.train.checkpoint import read_manifest
+from ddl.lab.train.initial import _require_tokens
 from ddl.lab.train.runs import RunDirectory
-from ddl.models import NanoGPT, NanoGPTConfig
-from ddl.models.tokenizers import ByteTokenizer, CharTokenizer
+from ddl.models import GPT, NanoGPT, NanoGPTConfig
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer
 from ddl.optim import learning_rate
+from tests.support.hf_cases import model
+from tests.support.prepare_cases import write_tokenizer
 from tests.support.processes import together
 from tests.support.train_cases import exchange_tokenizer, quiet, short, stop_at
 
@@ -81,6 +86,23 @@ def test_the_loss_at_step_0_is_that_of_the_source(
     first = RunDirectory(config.directory).metrics.read()[1]
     assert first["step"] == 1
     assert first["lr"] == learning_rate(config.optim, 0, config.steps)  # its own schedule
+
+
+def test_an_export_has_the_tokens_of_a_corpus_with_marked_documents(tmp_path: Path) -> None:
+    """The corpus's text has the name of the token between documents, as words."""
+    file = write_tokenizer(tmp_path / "tokenizer.json").read_text(encoding="utf-8")
+    ours = FileTokenizer(file, 0)
+    hf.save(model(vocab_size=400), ours, tmp_path / "hf")
+    gpt, theirs = load.load(tmp_path / "hf", "cpu")
+    assert isinstance(gpt, GPT)
+    tokens = np.array([0, *ours.encode("the first"), 0, *ours.encode("the second")])
+    corpus: Any = SimpleNamespace(tokenizer=ours, name="corpus", validation=tokens)
+    _require_tokens("hf", gpt, theirs, corpus)
+    corpus.tokenizer = FileTokenizer(write_tokenizer(tmp_path / "b.json", end="<s>").read_text())
+    with pytest.raises(
+        InputError, match=r"^`init_from` must be a model with the tokenizer of corp"
+    ):
+        _require_tokens("hf", gpt, theirs, corpus)
 
 
 def test_it_goes_on_without_the_source(

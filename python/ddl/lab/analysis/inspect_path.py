@@ -19,7 +19,7 @@ from ddl.lab.data.verifying import verify_corpus
 from ddl.lab.load import load, load_for_transformers
 from ddl.lab.progress import passing_bar
 from ddl.lab.train.runs import INSPECTED, RunDirectory, load_config
-from ddl.models.tokenizers import Tokenizer, encode_prompt
+from ddl.models.tokenizers import Tokenizer, encode_prompt, training_tokenizer
 from ddl.nanogpt.annealing import Annealing
 from ddl.paths import PathKind, is_run, path_kind
 from ddl.recording import Lens, lens
@@ -50,7 +50,7 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
     model, tokenizer = _loaded(config)
     _require_stream(model, config.run)
     prompt = None if config.prompt is None else _encoded(config.prompt, tokenizer, model)
-    tokens, source = _text(config, tokenizer, model, console)
+    tokens, source = _text(config, training_tokenizer(tokenizer), model, console)
     windows = _windows(tokens, config.tokens, model)
     with passing_bar(console, MofNCompleteColumn()) as bar:
         task = bar.add_task("measuring", total=len(windows))

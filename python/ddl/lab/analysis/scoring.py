@@ -19,7 +19,7 @@ from ddl.lab.data.spelling import spelling
 from ddl.lab.load import OURS, load
 from ddl.lab.train.runs import LAST, RunDirectory
 from ddl.models import GPT
-from ddl.models.tokenizers import ByteTokenizer, Tokenizer, lost
+from ddl.models.tokenizers import ByteTokenizer, Tokenizer, lost, training_tokenizer
 from ddl.paths import is_run, path_kind
 
 from .runs import Run
@@ -77,6 +77,7 @@ def score_run(run: Run, text: str, advance: Advance) -> tuple[Score, GPT]:
         raise InputError.sentence("it has nanoGPT's modules, which only `ddl eval` scores")
     if tokenizer is None:
         raise InputError.sentence("it has no tokenizer")
+    tokenizer = training_tokenizer(tokenizer)
     tokens = encode(text, tokenizer)
     windows = places(len(tokens), model.config)
     mixed = run.config is not None and run.config.precision == "bfloat16"

@@ -27,6 +27,7 @@ from ddl.models.tokenizers import (
     GPT2Tokenizer,
     Tokenizer,
     describe,
+    read_chat_template,
 )
 
 from . import sources
@@ -115,7 +116,9 @@ def choose_tokenizer(name: str, document_token: str) -> tuple[Tokenizer, int | N
                 ("tokenizer",),
             ) from error
     else:
-        tokenizer = FileTokenizer(_read_tokenizer(Path(name)))
+        path = Path(name)
+        tokenizer = FileTokenizer(_read_tokenizer(path))
+        tokenizer.chat_template = read_chat_template(path if path.is_dir() else path.parent)
         known = tokenizer.backend.get_vocab()
     if document_token == "auto":
         token = known.get(END_OF_TEXT)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lm_eval.models.huggingface import HFLM  # type: ignore[import-untyped]
@@ -20,6 +21,9 @@ MOST_SEQUENCES = 64
 
 class Harness(HFLM):
     """lm-eval's HFLM adapter; it also counts truncated requests and refuses unscorable ones.
+
+    The name of a special token in a benchmark's text is words, unless a chat template was applied,
+    which writes such names to mean the tokens.
 
     requests: number so far; each window of a long text's rolling perplexity counts as one.
     truncated: number of requests longer than the model's context, of which only the end was read.
@@ -51,6 +55,21 @@ class Harness(HFLM):
         ] or None
         self.requests = 0
         self.truncated = 0
+        self._words = True
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """For a text only: the end of text as a stop string is the token."""
+        before = self.tokenizer.split_special_tokens
+        self.tokenizer.split_special_tokens = self._words
+        try:
+            yield
+        finally:
+            self.tokenizer.split_special_tokens = before
+
+    def apply_chat_template(self, *args: Any, **options: Any) -> str:
+        self._words = False
+        return str(super().apply_chat_template(*args, **options))
 
     def tok_decode(self, tokens: Any, **options: Any) -> Any:
         """Decode; None, the end of text of a tokenizer without one, is no stop string."""
@@ -74,7 +93,8 @@ class Harness(HFLM):
 
     def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
         try:
-            return list(super().tok_encode(string, *args, **options))
+            with self._reading():
+                return list(super().tok_encode(string, *args, **options))
         except Exception as error:  # tokenizers raises plain Exceptions
             if "[UNK]" not in str(error):  # "[UNK]" means a character that the table lacks
                 raise
@@ -85,6 +105,10 @@ class Harness(HFLM):
                 f"be in the {len(known)} characters that the model was trained on",
                 repr(unknown),
             ) from error
+
+    def tok_batch_encode(self, *args: Any, **options: Any) -> Any:
+        with self._reading():
+            return super().tok_batch_encode(*args, **options)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **options: Any

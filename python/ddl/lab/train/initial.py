@@ -10,7 +10,7 @@ from ddl.errors import InputError
 from ddl.lab.config import GPTConfig, TrainConfig
 from ddl.lab.data import Corpus, GPT2Tokenizer, Tokenizer
 from ddl.models import GPT
-from ddl.models.tokenizers import describe
+from ddl.models.tokenizers import describe, training_tokenizer
 
 # What `ddl.lab.load.load` returns for a path; this room cannot import it.
 Load = Callable[[str], tuple[GPT, Tokenizer | None]]
@@ -65,7 +65,7 @@ def _require_tokens(source: str, model: GPT, theirs: Tokenizer | None, corpus: C
                 f"be a model with the {ours.vocab_size} tokens of {corpus.name}",
                 f"{source} with {model.config.vocab_size} and without a tokenizer",
             )
-    elif not _alike(theirs, ours, corpus):
+    elif not _alike(training_tokenizer(theirs), ours, corpus):
         raise InputError(
             "init_from",
             (
@@ -88,5 +88,5 @@ def _alike(theirs: Tokenizer, ours: Tokenizer, corpus: Corpus) -> bool:
 
 
 def _described(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A tokenizer but for the token between documents, which is one of its own."""
-    return describe(tokenizer) | {"document_token": None}
+    """A tokenizer but for what is not of its own tokens."""
+    return describe(tokenizer) | {"document_token": None, "chat_template": None}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_flash_attention_utils as flash
@@ -204,23 +204,40 @@ def engine() -> Iterator[str]:
     ) -> tuple[Tensor, None]:
         assert mask is None
         past, lengths = kwargs["attention_instances"][module.layer_idx], kwargs["lengths"]
-        return past.attend(module.layer_idx, lengths, q, k, v, scaling), None
+        y = past.attend(module.layer_idx, lengths, q, k, v, scaling)  # (1, tokens, H, head_dim)
+        return y[0].flatten(1), None
 
     ALL_ATTENTION_FUNCTIONS.register("engine", by_engine)
     yield "engine"
     del ALL_ATTENTION_FUNCTIONS._global_mapping["engine"]
 
 
+class EnginesLinear(nn.Module):
+    """A layer that an engine puts in place of an nn.Linear."""
+
+    def __init__(self, size_in: int, size_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size_out, size_in, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
 @pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc-noec", "mhc"])
-@torch.no_grad()
+@torch.inference_mode()
 def test_an_engine_serves_requests_side_by_side(residual: str, engine: str) -> None:
-    """The calls of vLLM's backend for transformers: flat tokens, positions, and its arguments."""
+    """The steps of vLLM's backend for transformers: layers of its own, flat tokens, positions."""
     gpt = model(residual=residual).double()
     served: Any = AutoModel.from_config(
         DDLConfig.from_gpt(gpt.config), attn_implementation=engine, dtype=torch.float64
     )
     assert isinstance(served.eval(), DDLModel)
     assert served.is_backend_compatible()
+    for module in list(served.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, EnginesLinear(child.in_features, child.out_features))
+    served.set_input_embeddings(nn.Embedding(61, 32, dtype=torch.float64))
     served.load_state_dict(gpt.state_dict())
     instances = dict.fromkeys(range(2), Engine())
     hidden: dict[int, list[Tensor]] = {0: [], 1: []}

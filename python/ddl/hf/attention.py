@@ -50,7 +50,7 @@ class ByRegistry:
         name = self.config._attn_implementation
         attention: Any = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
         y: Tensor = attention(self, q, k, v, mask, scaling=1 / math.sqrt(q.shape[-1]), **kwargs)[0]
-        return y
+        return y.reshape(q.transpose(1, 2).shape)  # an engine's may be (tokens, H * head_dim)
 
 
 class HFAttention(GradientCheckpointingLayer, ByRegistry, Attention):

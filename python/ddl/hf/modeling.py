@@ -281,7 +281,7 @@ class DDLForCausalLM(OurModel):
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """Make none: the model knows positions from mask and cache."""
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # type: ignore[override]
         self,
         input_ids: Tensor,
         next_sequence_length: int | None = None,

@@ -114,7 +114,7 @@ class DDLNanoGPTForCausalLM(OurModel):
         generation_config.use_cache = False
         return False
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Keep the last block_size tokens, as nanoGPT's own `generate` does."""

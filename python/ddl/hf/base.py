@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
 
@@ -36,6 +37,18 @@ class OurModel(CausalName, PreTrainedModel, GenerationMixin):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.lm_head = cast(nn.Linear, new_embeddings)
+
+    def _initialized(self, fresh: bool) -> None:
+        """Mark parameters that exist as initialised: they were, in the order of `made_of`'s draws.
+
+        Those that stay float32 in half precision become so if the model was made now.
+        """
+        half = fresh and self.dtype in (torch.bfloat16, torch.float16)
+        for name, parameter in self.named_parameters():
+            kept = self._keep_in_fp32_modules_strict or ()
+            if half and any(re.search(pattern, name) for pattern in kept):
+                parameter.data = parameter.data.float()
+            parameter._is_hf_initialized = not parameter.is_meta  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def initialize_weights(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -105,12 +104,7 @@ class DDLForCausalLM(OurModel):
             sublayer.__class__ = RECOMPUTED.get(type(sublayer), type(sublayer))
         with torch.device("meta"):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        half = fresh and self.dtype in (torch.bfloat16, torch.float16)
-        for name, parameter in self.named_parameters():
-            if half and any(re.search(pattern, name) for pattern in WIDE):
-                parameter.data = parameter.data.float()
-            # Already initialised, in GPT's order of random draws.
-            parameter._is_hf_initialized = not parameter.is_meta  # type: ignore[attr-defined]
+        self._initialized(fresh)
         self.post_init()
 
     @can_return_tuple

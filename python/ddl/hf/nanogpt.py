@@ -26,6 +26,7 @@ class DDLNanoGPTForCausalLM(OurModel):
 
     The modules are those of `ddl.models.NanoGPT` under the same names.
 
+    dtype: in bfloat16 and float16, the rewrite's gates and values keep float32 parameters.
     Generation has no cache: every new token costs a whole sequence, of the last block_size tokens.
     Padding is on the left or on the right. `device_map` keeps the whole model on one device.
     """
@@ -35,6 +36,7 @@ class DDLNanoGPTForCausalLM(OurModel):
     config: DDLNanoGPTConfig
     _supports_sdpa = True
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012
+    _keep_in_fp32_modules_strict = [r"\.res_(attn|mlp)\.(gate|value)\."]  # noqa: RUF012
     _no_split_modules = ["ModuleDict"]  # noqa: RUF012
     _is_stateful = True  # makes transformers refuse assisted decoding, which needs a cache
 
@@ -42,10 +44,10 @@ class DDLNanoGPTForCausalLM(OurModel):
         """Build a new model, or share the modules of `model`, parameters included."""
         super().__init__(config)
         self.loss_type = "ForCausalLM"
+        fresh = model is None
         model = NanoGPT(config.gpt) if model is None else model
         self.transformer, self.lm_head = model.transformer, model.lm_head
-        for parameter in self.parameters():
-            parameter._is_hf_initialized = not parameter.is_meta  # type: ignore[attr-defined]
+        self._initialized(fresh)
         self.post_init()
 
     @can_return_tuple

@@ -137,8 +137,9 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
     if description is None:
         return FastTokenizer(fast)
     tokenizer = restore(description)
-    # `fast` has GPT-2's data, which GPT2Tokenizer would have to fetch.
-    return FastTokenizer(fast) if isinstance(tokenizer, GPT2Tokenizer) else tokenizer
+    # `fast` has GPT-2's data, which GPT2Tokenizer would have to fetch, and tokens that were added.
+    added = fast.get_added_vocab().keys() - {END}
+    return FastTokenizer(fast) if added or isinstance(tokenizer, GPT2Tokenizer) else tokenizer
 
 
 class _End(NamedTuple):

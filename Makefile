@@ -49,7 +49,7 @@ test-simd: $(EXT) ## a sample of the tests with AVX2 alone, then without SIMD co
 
 # No released PEFT works with it, so it is not in the lock: this folder hides the pinned transformers from the tests of caches and files.
 NEWEST := transformers==5.24.0
-NEWEST_TESTS := $(addprefix tests/hf/,test_model.py test_generation.py test_packing.py decoders/test_generation.py)
+NEWEST_TESTS := $(addprefix tests/hf/,test_model.py test_generation.py test_packing.py test_saving.py decoders/test_generation.py)
 
 build/$(NEWEST): | $(DEPS)
 	@$(PY) -m pip install --disable-pip-version-check --quiet --no-compile --no-deps --target $@ $(NEWEST) || \

@@ -70,16 +70,11 @@ def test_there_and_back(options: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.table(0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_ways_of_loading(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_model_made_on_meta(dtype: torch.dtype, tmp_path: Path) -> None:
     from_gpt(model(residual="ddl-tc")).save_pretrained(tmp_path, max_shard_size="30KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 2
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     assert_rotated(plain)
     expected = plain(IDX).logits
-
-    mapped = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, device_map="cpu")
-    assert torch.equal(mapped(IDX).logits, expected)
-    assert_rotated(mapped)
 
     with torch.device("meta"):
         empty = DDLForCausalLM(AutoConfig.from_pretrained(tmp_path))
@@ -93,8 +88,6 @@ def test_ways_of_loading(dtype: torch.dtype, tmp_path: Path) -> None:
     empty.tie_weights()
     filled = load_checkpoint_and_dispatch(empty, str(tmp_path), device_map={"": "cpu"})
     assert torch.equal(filled(IDX).logits, expected)
-    if dtype == torch.float32:
-        assert torch.equal(load(tmp_path)[0](IDX).logits, expected)
 
 
 def test_a_device_map_keeps_the_trunk_together() -> None:

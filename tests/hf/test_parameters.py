@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ddl.hf import DDLConfig, DDLForCausalLM, from_gpt
-from ddl.hf.modeling import to_gpt
 from ddl.lab.config import RESIDUALS, STREAMS
 from ddl.models import GPT
 from tests.support.hf_cases import (
@@ -77,17 +76,6 @@ def test_gates_and_values_stay_float32(
         assert parameter.grad.isfinite().all(), name
 
 
-def test_half_precision_is_saved_as_it_is(tmp_path: Any) -> None:
-    from_gpt(model()).save_pretrained(tmp_path / "a")
-    half = AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.bfloat16)
-    half.save_pretrained(tmp_path / "b")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "b")
-    assert again.dtype == torch.bfloat16
-    for name, parameter in half.named_parameters():
-        assert parameter.dtype == again.get_parameter(name).dtype
-        assert torch.equal(parameter, again.get_parameter(name)), name
-
-
 # --- training -------------------------------------------------------------------------------------
 
 
@@ -138,23 +126,6 @@ def test_checkpointing_by_its_old_name() -> None:
 
 
 # --- other embeddings, missing parameters ---------------------------------------------------------
-
-
-def test_more_and_fewer_tokens(tmp_path: Any) -> None:
-    hf = wrapped()
-    logits = hf(IDX).logits
-    hf.resize_token_embeddings(80)
-    assert hf.config.vocab_size == 80
-    assert hf.get_input_embeddings().weight is hf.get_output_embeddings().weight
-    assert torch.equal(hf(IDX).logits[..., :VOCABULARY], logits)
-    assert hf(tokens(2, 5, below=80), labels=tokens(2, 5, below=80)).loss.isfinite()
-    hf.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(again(IDX).logits, hf(IDX).logits)
-    assert to_gpt(again).config == small(vocab_size=80)
-    hf.resize_token_embeddings(VOCABULARY)
-    assert torch.equal(hf(IDX).logits, logits)
-    assert torch.equal(hf.generate(IDX[:, :4], max_new_tokens=2)[:, :4], IDX[:, :4])
 
 
 def test_new_tokens_start_like_the_others() -> None:

@@ -67,7 +67,8 @@ PROMPTS: dict[str, Any] = {
     "p-tuning": PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=16, **TASK),
 }
 # transformers loads adapters with a new enough PEFT alone. With an older one, PEFT's prompts give a
-# plain Llama other tokens with a cache than without.
+# plain Llama other tokens with a cache than without. The pins fit (tests/release/test_matrix.py);
+# `make check-wheel` installs the newest of both.
 fits = pytest.mark.skipif(
     Version(peft.__version__) < Version(MIN_PEFT_VERSION),
     reason=f"transformers {transformers.__version__} needs PEFT {MIN_PEFT_VERSION}",

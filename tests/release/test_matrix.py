@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from importlib.metadata import version
 
 import pytest
+from packaging.version import Version
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from tests.support import ROOT
 
@@ -54,14 +57,19 @@ def test_the_least_versions_are_tested(check_wheel):
 
 
 def test_the_libraries_of_the_page_are_declared_and_pinned(check_wheel):
-    lock = (ROOT / "requirements-dev.lock").read_text("utf-8")
+    files = ("requirements-dev.lock", "Makefile")  # `make test-newest` has a newer transformers
+    pins = "".join((ROOT / name).read_text("utf-8") for name in files)
     assert libraries().keys() == {"transformers", "accelerate", "lm-eval", "peft"}
     for name, (least, newest) in libraries().items():
         assert f'"{name}>={least}"' in PYPROJECT
-        pinned = re.findall(rf"^{name}==([\d.]+)", lock, re.MULTILINE)
+        pinned = re.findall(rf"^(?:NEWEST := )?{name}==([\d.]+)", pins, re.MULTILINE)
         assert by_number(set(pinned))[-1].startswith(f"{newest}." if name != "lm-eval" else newest)
     declared = {re.split(">=", requirement)[0] for requirement in check_wheel.least_versions()}
     assert declared == {"transformers", "accelerate", "safetensors", "tokenizers", "lm-eval"}
+
+
+def test_the_pinned_transformers_loads_adapters_of_the_pinned_peft():
+    assert Version(version("peft")) >= Version(MIN_PEFT_VERSION)
 
 
 def test_classifiers_name_every_python(check_wheel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
 
@@ -59,9 +60,16 @@ class OurDecoder(PreTrainedModel):
         if isinstance(module, nn.Embedding | nn.Linear):
             nn.init.normal_(module.weight, std=EMBEDDING_STD)
 
-    def _mark_as_initialised(self) -> None:
-        """Keep what the constructor drew, in the order of the class in ddl.models."""
-        for parameter in self.parameters():
+    def _initialized(self, fresh: bool) -> None:
+        """Mark parameters that exist as initialised: they were, in the order of `made_of`'s draws.
+
+        Those that stay float32 in half precision become so if the model was made now.
+        """
+        half = fresh and self.dtype in (torch.bfloat16, torch.float16)
+        for name, parameter in self.named_parameters():
+            kept = self._keep_in_fp32_modules_strict or ()
+            if half and any(re.search(pattern, name) for pattern in kept):
+                parameter.data = parameter.data.float()
             parameter._is_hf_initialized = not parameter.is_meta  # type: ignore[attr-defined]
 
     @classmethod

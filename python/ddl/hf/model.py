@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,11 +110,7 @@ class DDLModel(DDLDecoder):
             sublayer.__class__ = SUBLAYERS.get(type(sublayer), type(sublayer))
             if isinstance(sublayer, HFAttention):
                 sublayer.config = config
-        half = fresh and self.dtype in (torch.bfloat16, torch.float16)
-        for name, parameter in self.named_parameters():
-            if half and any(re.search(pattern, name) for pattern in WIDE):
-                parameter.data = parameter.data.float()
-        self._mark_as_initialised()
+        self._initialized(fresh)
         self.post_init()
 
     @can_return_tuple

@@ -47,7 +47,7 @@ class DDLForCausalLM(OurModel, DDLDecoder):
         self.model = DDLModel(config, model)
         with torch.device("meta"):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self._mark_as_initialised()
+        self._initialized(fresh=False)
         self.post_init()
 
     @can_return_tuple
@@ -167,7 +167,7 @@ class DDLForCausalLM(OurModel, DDLDecoder):
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """Make none: the model knows positions from mask and cache."""
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # type: ignore[override]
         self,
         input_ids: Tensor,
         next_sequence_length: int | None = None,

@@ -30,6 +30,7 @@ class NanoGPTDecoder(OurDecoder):
     inside = "transformer"
     config: DDLNanoGPTConfig
     base_model_prefix = "transformer"
+    _keep_in_fp32_modules_strict = [r"\.res_(attn|mlp)\.(gate|value)\."]  # noqa: RUF012
     _no_split_modules = ["DDLNanoGPTModel"]  # noqa: RUF012
 
 
@@ -46,7 +47,7 @@ class DDLNanoGPTModel(NanoGPTDecoder):
             if isinstance(module, CausalSelfAttention):
                 module.__class__ = HFCausalSelfAttention
                 module.config = config  # type: ignore[assignment]
-        self._mark_as_initialised()
+        self._initialized(fresh=transformer is None)
         self.post_init()
 
     @can_return_tuple
@@ -78,6 +79,7 @@ class DDLNanoGPTForCausalLM(OurModel, NanoGPTDecoder):
 
     The modules are those of `ddl.models.NanoGPT` under the same names.
 
+    dtype: in bfloat16 and float16, the rewrite's gates and values keep float32 parameters.
     Generation has no cache: every new token costs a whole sequence, of the last block_size tokens.
     Padding is on the left or on the right. `device_map` keeps the whole model on one device.
     """
@@ -89,10 +91,11 @@ class DDLNanoGPTForCausalLM(OurModel, NanoGPTDecoder):
         """Build a new model, or share the modules of `model`, parameters included."""
         super().__init__(config)
         self.loss_type = "ForCausalLM"
+        fresh = model is None
         model = NanoGPT(config.gpt) if model is None else model
         self.transformer = DDLNanoGPTModel(config, model.transformer)
         self.lm_head = model.lm_head
-        self._mark_as_initialised()
+        self._initialized(fresh)
         self.post_init()
 
     @can_return_tuple
@@ -153,7 +156,7 @@ class DDLNanoGPTForCausalLM(OurModel, NanoGPTDecoder):
         generation_config.use_cache = False
         return False
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Keep the last block_size tokens, as nanoGPT's own `generate` does."""

@@ -23,8 +23,7 @@ WHOLE = [name for name in VARIANTS if "adapter" not in name]
 @pytest.mark.parametrize("variant", few(WHOLE, "token and conv", "v-Map", "annealed"))
 def test_the_auto_class_loads_what_was_saved(variant, tmp_path):
     model, idx = converted(variant), tokens()
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["model_type"] == "ddl-decoder"
     assert config["architectures"] == ["DDLDecoderForCausalLM"]
@@ -147,9 +146,6 @@ def test_an_adapter_is_saved_alone_and_loaded_beside_its_model(family, tmp_path)
     assert {id(p) for p in trained} == {id(p) for p in never_decayed(model)}
     for parameter in trained:
         torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(tmp_path / "shards", max_shard_size="1KB")
-    in_parts = hf.load_adapter(plain(family), tmp_path / "shards")
-    assert torch.equal(in_parts(idx).logits, model(idx).logits)
     model.save_pretrained(tmp_path)
     saved = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert saved.keys() == model.of_stream()

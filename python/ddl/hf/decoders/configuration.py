@@ -65,6 +65,7 @@ class DDLDecoderConfig(PreTrainedConfig):
             type(model).made_of[1].__name__,
             model.structure._asdict(),
             {name: model.options[name] for name in sorted(model.options)},
+            dtype=model.config.dtype,
         )
 
     @property

@@ -69,6 +69,10 @@ def load_adapter(model: Model, path: str | Path) -> Model:
         raise InputError("path", "hold an adapter of a converted decoder", path)
     if type(model).__name__ != config.made_from:
         raise InputError("model", f"be a {config.made_from}", f"a {type(model).__name__}")
+    most = int(config.base["vocab_size"])
+    if model.config.vocab_size < most:  # the adapter's file has no embedding of new tokens
+        got = f"a vocabulary of {model.config.vocab_size}"
+        raise InputError("model", f"have the {most} tokens of the adapter's own", got)
     found: dict[str, Any] = {}
     for file in sorted(path.glob("*.safetensors")):
         found |= safetensors.torch.load_file(file)

@@ -31,7 +31,7 @@ PAIRS = (
     ("2.15.0", "3.11"), ("2.15.0", "3.15"),
 )  # fmt: skip
 EXTRAS = "eval,explore,report"  # what the tests import
-TOOLS = ("hypothesis", "peft", "pyelftools", "pytest", "pytest-xdist")
+TOOLS = ("hypothesis", "peft", "pyelftools", "pytest", "pytest-xdist", "trl")
 # These are about the source tree, or need an emulated or a real GPU.
 NOT_OF_THE_WHEEL = (
     "benchmarks", "costs", "emulated_gpu", "emulator", "gpu", "release", "repository", "soak",

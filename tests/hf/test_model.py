@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
 
 from ddl.hf import DDLConfig, DDLForCausalLM, from_gpt
 from ddl.hf.modeling import to_gpt
+from ddl.hf.nanogpt import from_nanogpt
 from ddl.lab.config import RESIDUALS
-from ddl.models import GPT
+from ddl.models import GPT, NanoGPT, NanoGPTConfig
 from ddl.models.streams.attention_residual import AttentionResidualStream, attend
 from ddl.models.streams.connected import ConnectedStream
 from ddl.models.streams.convolved import ConvolvedStream
@@ -70,6 +71,30 @@ def test_labels_are_shifted_and_counted() -> None:
     mean, total = losses.sum() / (3 * 23 - 9), losses.sum()
     torch.testing.assert_close(hf(IDX, labels=labels).loss, mean)
     torch.testing.assert_close(hf(IDX, labels=labels, num_items_in_batch=50).loss, total / 50)
+
+
+@pytest.mark.parametrize("kind", ["GPT", "nanoGPT"])
+def test_decoder_and_head(kind: str) -> None:
+    """The parts that trl, Liger and serving engines look for."""
+    config = NanoGPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=40, vocab_size=61)
+    hf: Any = wrapped() if kind == "GPT" else from_nanogpt(NanoGPT(config).eval())
+    decoder = hf.get_decoder()
+    assert decoder is hf.base_model is getattr(hf, hf.base_model_prefix)
+    h = decoder(IDX).last_hidden_state
+    assert torch.equal(hf.get_output_embeddings()(h), hf(IDX).logits)
+    assert decoder(IDX, return_dict=False)[0].shape == h.shape
+    assert type(AutoModel.from_config(hf.config)) is type(decoder)
+    assert hf.get_input_embeddings() is decoder.get_input_embeddings() is decoder.wte
+
+
+def test_a_decoder_saved_by_itself_becomes_a_model_with_its_head(tmp_path: Any) -> None:
+    hf = wrapped()
+    hf.model.save_pretrained(tmp_path / "decoder")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "decoder")
+    assert torch.equal(again(IDX).logits, hf(IDX).logits)
+    hf.save_pretrained(tmp_path / "whole")
+    decoder = AutoModel.from_pretrained(tmp_path / "whole")
+    assert torch.equal(decoder(IDX).last_hidden_state, hf.model(IDX).last_hidden_state)
 
 
 def test_the_module_is_shared() -> None:

@@ -61,8 +61,8 @@ class HFAttention(GradientCheckpointingLayer, ByRegistry, Attention):
         return self.by_registry(q, k, v, tokens.visible, **kwargs)
 
 
-class HFCausalSelfAttention(ByRegistry, CausalSelfAttention):
-    """nanoGPT's attention by a function of the registry."""
+class HFCausalSelfAttention(GradientCheckpointingLayer, ByRegistry, CausalSelfAttention):
+    """nanoGPT's attention by a function of the registry, with activation checkpointing."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         flex = _mask_function(self.config) is flex_attention_mask

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
 
@@ -105,7 +106,8 @@ class OurModel(CausalName, OurDecoder, GenerationMixin):
         """
         base: Any = super()  # its annotations require a LongTensor
         inputs = base.prepare_inputs_for_generation(input_ids, **kwargs)
-        known = {*inspect.signature(self.forward).parameters, *LENGTHS, *CACHE_NAMES}
+        kind: Any = type(self)
+        known = _arguments_of(kind)
         return {name: value for name, value in inputs.items() if name in known}
 
     def _logits(self, h: Any, logits_to_keep: int | Tensor) -> Tensor:
@@ -114,6 +116,11 @@ class OurModel(CausalName, OurDecoder, GenerationMixin):
         single = isinstance(logits_to_keep, int)
         kept = h[:, slice(-logits_to_keep, None) if single else logits_to_keep]
         return cast(Tensor, self.lm_head(kept))
+
+
+@cache
+def _arguments_of(kind: Any) -> set[str]:
+    return {*inspect.signature(kind.forward).parameters, *LENGTHS, *CACHE_NAMES}
 
 
 def check_given(

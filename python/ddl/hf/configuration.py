@@ -44,6 +44,8 @@ class DDLConfig(PreTrainedConfig):
     """
 
     model_type = MODEL_TYPE
+    # trl reads it of every model whose class is not in transformers.
+    auto_map: ClassVar[dict[str, str]] = {}
     attribute_map: ClassVar[dict[str, str]] = {
         "num_hidden_layers": "num_layers",
         "num_attention_heads": "num_heads",

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from ddl.models import NanoGPT
-from ddl.models.nanogpt import CausalSelfAttention, hidden_states
+from ddl.models.nanogpt import MLP, CausalSelfAttention, hidden_states
 from ddl.nanogpt import logits_of_state
 
 from .attention import HFCausalSelfAttention
@@ -22,6 +23,13 @@ from .packing import check_known, for_loss
 __all__ = ["DDLNanoGPTForCausalLM", "DDLNanoGPTModel", "from_nanogpt", "to_nanogpt"]
 
 
+class HFMLP(GradientCheckpointingLayer, MLP):
+    """The MLP with activation checkpointing: the backward can recompute activations."""
+
+
+SUBLAYERS = {CausalSelfAttention: HFCausalSelfAttention, MLP: HFMLP}
+
+
 class NanoGPTDecoder(OurDecoder):
     """What DDLNanoGPTModel and DDLNanoGPTForCausalLM have in common."""
 
@@ -30,6 +38,7 @@ class NanoGPTDecoder(OurDecoder):
     inside = "transformer"
     config: DDLNanoGPTConfig
     base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
     _keep_in_fp32_modules_strict = [r"\.res_(attn|mlp)\.(gate|value)\."]  # noqa: RUF012
     _no_split_modules = ["DDLNanoGPTModel"]  # noqa: RUF012
 
@@ -44,9 +53,9 @@ class DDLNanoGPTModel(NanoGPTDecoder):
         for name, module in modules.items():
             self.add_module(name, module)
         for module in self.modules():
-            if isinstance(module, CausalSelfAttention):
-                module.__class__ = HFCausalSelfAttention
-                module.config = config  # type: ignore[assignment]
+            module.__class__ = SUBLAYERS.get(type(module), type(module))
+            if isinstance(module, HFCausalSelfAttention):
+                module.config = config
         self._initialized(fresh=transformer is None)
         self.post_init()
 

@@ -153,5 +153,7 @@ def test_a_stream_knows_nothing_else():
         with pytest.raises(TypeError, match=r"^uses its input otherwise \(`to` with"):
             act()
     assert stream.to("cpu", non_blocking=True) is stream
+    with pytest.raises(AttributeError, match=r"^a Stream has no 'view': .* as Liger's kernels do"):
+        stream.view(-1)
     with pytest.raises(TypeError, match=r"^a Stream must be read by a norm before something is ad"):
         stream + torch.zeros(2, 9, 32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
@@ -28,6 +28,8 @@ class DDLDecoderConfig(PreTrainedConfig):
     """
 
     model_type = DECODER_MODEL_TYPE
+    # trl reads it of every model whose class is not in transformers.
+    auto_map: ClassVar[dict[str, str]] = {}
 
     def __init__(
         self,

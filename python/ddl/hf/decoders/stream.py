@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from accelerate.hooks import (  # type: ignore[import-untyped]
@@ -162,6 +162,13 @@ class Stream:
         if self.write is not None and parts.write is not None:
             k, v, gate = map(_unless_cast, self.write[:3], parts.write[:3])
             self.write = Write(k, v, gate, *parts.write[3:])
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"a Stream has no {name!r}: it was given to a norm whose forward was replaced after "
+            "`convert`, as Liger's kernels do; leave them out, "
+            'liger_kernel_config={"rms_norm": False}'
+        )
 
     @property
     def dtype(self) -> torch.dtype:

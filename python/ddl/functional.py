@@ -27,8 +27,8 @@ from ddl.ops.checks import (
     check_positive,
 )
 from ddl.ops.declarations import cached_expand, cached_read, cached_rewrite_read
-from ddl.ops.gates import as_gate, with_alpha, with_erase, write_of
-from ddl.options import check_choice
+from ddl.ops.gates import as_gate
+from ddl.options import Erase, check_choice
 from ddl.results import (
     ERASE,
     Chain,
@@ -49,8 +49,8 @@ def rewrite(
     value: Tensor,
     gate: Tensor,
     *,
-    eps_k: float | None,
-    erase: str | Tensor = "tied",
+    eps_k: float,
+    erase: Erase = "tied",
 ) -> Tensor:
     """Apply the delta rule X' = X + β k̂ (vᵀ − k̂ᵀX), with k̂ = k/√(|k|² + ε_k²).
 
@@ -63,9 +63,9 @@ def rewrite(
         gate: β (…,), or (…, n), meant to be in [0, 2]: 0 keeps X bit for bit if k, v and k̂ᵀX are
             finite, 1 makes k̂ᵀX' = vᵀ, 2 reflects. No clamping: outside [0, 2] the write overshoots,
             |1 − β| > 1.
-        eps_k: ε_k, in units of |k|; None, with erase="none" only, for k̂ = k.
+        eps_k: ε_k, in units of |k|.
         erase: the gate α of X' = X + k̂ (β vᵀ − α k̂ᵀX). "tied": α = β, the delta rule | "none":
-            α = 0, nothing is erased, and k̂ᵀX is not computed | α itself, (…,) or (…, n).
+            α = 0, nothing is erased, and k̂ᵀX is not computed.
 
     Returns:
         X' (…, d, m) in the dtype of the state.
@@ -75,7 +75,7 @@ def rewrite(
 
     Source: DDL (arXiv 2601.00417), eq. 2.5.
     """
-    return write_to(state, write_of(state, direction, value, gate, eps_k, erase))
+    return write_to(state, Write(direction, value, gate, eps_k, _checked_erase(erase)))
 
 
 def read(
@@ -92,8 +92,6 @@ def read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
     document_starts: Tensor | None = None,
-    erase_weight: Tensor | None = None,
-    erase_bias: Tensor | None = None,
 ) -> ReadResult:
     """Compress the state to d features, normalise them, and compute the next value and gate.
 
@@ -114,12 +112,10 @@ def read(
         context_dtype: dtype of h; None for autocast's dtype if autocast is on, else the state's.
         document_starts: with (d, m, K) only, (…, T) bool: the tokens with which a document starts;
             no token looks back beyond the start of its own. None for one document per sequence.
-        erase_weight, erase_bias: w_α and b_α of a gate α = 2·sigmoid(w_α·h + b_α), for a rewrite
-            with a separate erase gate. They need `gate_weight` and `gate_bias`, of the same shapes.
 
     Returns:
-        ReadResult(context h (…, d), value v (…, m) or None, gate β (…,) or None, erase α (…,) or
-        None), with an axis n as above if the weights have it.
+        ReadResult(context h (…, d), value v (…, m) or None, gate β (…,) or None), with an axis n as
+        above if the weights have it.
 
     Raises:
         ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
@@ -138,8 +134,7 @@ def read(
         _from_compressed(value_from),
         context_dtype,
     )
-    parameters = with_erase(state, parameters, erase_weight, erase_bias)
-    return with_alpha(read_with(state, parameters, document_starts), erase_weight)
+    return read_with(state, parameters, document_starts)
 
 
 def rewrite_read(
@@ -148,8 +143,8 @@ def rewrite_read(
     value: Tensor,
     gate: Tensor,
     *,
-    eps_k: float | None,
-    erase: str | Tensor = "tied",
+    eps_k: float,
+    erase: Erase = "tied",
     compress: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_eps: float | None = 1e-5,
@@ -161,8 +156,6 @@ def rewrite_read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
     document_starts: Tensor | None = None,
-    erase_weight: Tensor | None = None,
-    erase_bias: Tensor | None = None,
 ) -> RewriteReadResult:
     """Rewrite the state, then read the result, in one pass over memory: the step between sublayers.
 
@@ -171,7 +164,7 @@ def rewrite_read(
 
     Returns:
         RewriteReadResult(state X' (…, d, m), context (…, d), value (…, m) or None, gate (…,) or
-        None, erase (…,) or None).
+        None).
     """
     parameters = ReadParameters(
         compress,
@@ -185,10 +178,9 @@ def rewrite_read(
         _from_compressed(value_from),
         context_dtype,
     )
-    parameters = with_erase(state, parameters, erase_weight, erase_bias)
-    write = write_of(state, direction, value, gate, eps_k, erase)
+    write = Write(direction, value, gate, eps_k, _checked_erase(erase))
     result, _ = step(state, write, parameters, document_starts=document_starts)
-    return with_alpha(result, erase_weight)
+    return result
 
 
 def rewrite_read_chained(
@@ -197,13 +189,11 @@ def rewrite_read_chained(
     value: Tensor,
     gate: Tensor,
     *,
-    eps_k: float | None,
+    eps_k: float,
     chain: Chain,
-    erase: str | Tensor = "tied",
+    erase: Erase = "tied",
     document_starts: Tensor | None = None,
     value_from: str = "context",
-    erase_weight: Tensor | None = None,
-    erase_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[RewriteReadResult, Chain]:
     """Apply `rewrite_read`, with its options, so that not every state is stored for the backward.
@@ -211,11 +201,10 @@ def rewrite_read_chained(
     Returns its result, and the chain for the next call, which gets the new state.
     """
     parameters = ReadParameters(**options, value_from_compressed=_from_compressed(value_from))
-    parameters = with_erase(state, parameters, erase_weight, erase_bias)
-    write = write_of(state, direction, value, gate, eps_k, erase)
+    write = Write(direction, value, gate, eps_k, _checked_erase(erase))
     result, after = step(state, write, parameters, chain=chain, document_starts=document_starts)
     assert after is not None
-    return with_alpha(result, erase_weight), after
+    return result, after
 
 
 def delta_rule(
@@ -279,10 +268,7 @@ def delta_rule(
 
 
 def write_to(state: Tensor, write: Write) -> Tensor:
-    """Return `rewrite` of the state; with several heads, of each block of its features."""
-    if write.heads > 1:
-        blocks = torch.unflatten(state, -2, (write.heads, -1))
-        return write_to(blocks, write.of_blocks()).flatten(-3, -2)
+    """Return `rewrite` of the state."""
     new_state, _ = operators.rewrite(state, _checked_write(state, write))
     return new_state
 
@@ -311,13 +297,8 @@ def step(
     """Return `rewrite_read` of the state: the step between two sublayers.
 
     chain: the rewrites that led to the state, so that not every one is stored for the backward.
-    Returned with it is the chain for the next step, which gets the new state. With several heads
-    the read is a second pass over the state, which is stored.
+    Returned with it is the chain for the next step, which gets the new state.
     """
-    if write.heads > 1:
-        state = write_to(state, write)
-        after = None if chain is None else Chain(chain.anchor_every)
-        return RewriteReadResult(state, *read_with(state, parameters, document_starts)), after
     write, parameters = _checked_write(state, write), _checked_read(state, parameters)
     chain = None if chain is None else chain.before(write)
     anchor, links = (None, None) if chain is None else (chain.anchor, chain.tensors())
@@ -358,7 +339,7 @@ def bind_cached_read(like: Tensor, parameters: ReadParameters) -> Callable[..., 
 
 
 def bind_cached_step(
-    like: Tensor, eps_k: float | None, erase: str, parameters: ReadParameters, heads: int = 1
+    like: Tensor, eps_k: float, erase: str, parameters: ReadParameters
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return `step` with these parameters, as `bind_cached_read` does `read_with`.
 
@@ -366,20 +347,10 @@ def bind_cached_step(
     and gate in float32 (float64 for a float64 state), and returns state, context, value, gate and
     pending.
     """
-    if heads > 1:
-        read_it = bind_cached_read(like, parameters)
-
-        def in_two_passes(
-            state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, *rest: Tensor | None
-        ) -> tuple[Tensor, ...]:
-            state = write_to(state, Write(direction, value, gate, eps_k, erase, heads))
-            return (state, *read_it(state, *rest))
-
-        return in_two_passes
     parameters = _checked_read(like, parameters)
     fixed, next_erase = parameters.arguments()
     last = (ERASE.index(erase), next_erase)
-    fixed = (_optional_number("eps_k", eps_k), *fixed)
+    fixed = (_number("eps_k", eps_k), *fixed)
     return operators.bind(cached_rewrite_read, like.device, fixed, last, **parameters.outputs())
 
 
@@ -433,9 +404,9 @@ def bind_cached_expand(
 
 def _checked_write(state: Tensor, write: Write) -> Write:
     """Convert a half-precision value or gate to float32 (float64 for a float64 state)."""
-    direction, value, gate, eps_k, erase, _ = write
+    direction, value, gate, eps_k, erase = write
     value, gate = as_gate("value", value, state), as_gate("gate", gate, state)
-    return Write(direction, value, gate, _optional_number("eps_k", eps_k), erase)
+    return Write(direction, value, gate, _number("eps_k", eps_k), erase)
 
 
 def _checked_read(state: Tensor, parameters: ReadParameters) -> ReadParameters:
@@ -450,10 +421,19 @@ def _checked_read(state: Tensor, parameters: ReadParameters) -> ReadParameters:
     return parameters if dtype is None else parameters._replace(context_dtype=dtype)
 
 
-def _optional_number(name: str, number: float | None) -> float | None:
-    if number is not None and type(number) is not float:  # native code checks the floats
+def _number(name: str, number: Any) -> Any:
+    if type(number) is not float:  # native code checks the floats
         check_positive(name, number)
     return number
+
+
+def _optional_number(name: str, number: float | None) -> float | None:
+    return None if number is None else _number(name, number)
+
+
+def _checked_erase(erase: str) -> str:
+    check_choice("erase", erase, ERASE)
+    return erase
 
 
 def _from_compressed(value_from: str) -> bool:

@@ -145,7 +145,7 @@ Gate = Literal["linear", "mlp"]
 GateFrom = Literal["context", "pooled", "convolved", "flatten"]
 Direction = Literal["linear", "mean", "flatten", "attention"]
 Value = Literal["linear", "sigmoid", "constant"]
-Erase = Literal["tied", "none", "separate"]
+Erase = Literal["tied", "none"]
 ValueFrom = Literal["context", "compressed"]
 Compress = Literal["identity", "channel", "token"]
 Scaling = Literal["standard", "mup", "completep"]  # of a model with width and depth
@@ -230,10 +230,8 @@ RESIDUAL_OPTIONS: Options = {
     ),
     "rewrites": Option(1, partial(check_count, most=MOST_REWRITES), [{"mapping": "k"}]),
     "direction_rank": Option(None, partial(check_count, optional=True), [{"mapping": "k"}]),
-    "heads": Option(1, check_count, [{"mapping": "k"}]),
     "beta_init": Option(1.0, partial(check_between, low=0, high=2)),
     "erase": Option("tied", get_args(Erase)),
-    "normalize": Option(True, check_flag, [{"erase": "none"}]),
     "branch_scale": Option(1.0, check_finite),
     "eps_k": Option(None, partial(check_positive, optional=True, least=LEAST_EPS_K)),
 }
@@ -321,19 +319,16 @@ MODEL_OPTIONS: Options = {
 }
 
 
-def spread_anchors(
-    sublayers: int, value_channels: int, heads: int = 1, device_type: str = "cpu"
-) -> int:
+def spread_anchors(sublayers: int, value_channels: int, device_type: str = "cpu") -> int:
     """The default of `anchor_every` for states on a device of this type (torch.device.type).
 
     One state in 8 is stored, on a CUDA device one in 4, spread evenly over the sublayers. On a GPU
     each rewrite that the backward applies again is one more wait for memory in every token
     (docs/decisions/anchors.md). Of 12 sublayers on a CPU it is one state in 12: the second of one
     in 8 would serve only 4 rewrites. With one value channel a state costs no more than a direction,
-    so every state is stored. With several heads every state is stored, too, because a chain cannot
-    hold their rewrites.
+    so every state is stored.
     """
-    if value_channels == 1 or heads > 1:
+    if value_channels == 1:
         return 1
     least = 4 if device_type == "cuda" else 8
     return max(least, math.ceil(sublayers / max(1, sublayers // least)))
@@ -394,27 +389,12 @@ def check_left(
             refuse(spelling(name, ())[0], expected, given[name], used + others)
 
 
-def check_anchors(anchor_every: int | None, heads: int) -> None:
-    """Raise if `anchor_every` is not 1 with several heads, whose states cannot be rebuilt."""
-    if heads != 1 and anchor_every not in (None, 1):
-        raise InputError("anchor_every", "be 1 with several heads", anchor_every, ("heads",))
-
-
-def check_residual(given: dict[str, Any], hidden_size: int, value_channels: int) -> None:
+def check_residual(given: dict[str, Any], value_channels: int) -> None:
     """Check DeltaResidual's options, each by itself and in combination."""
     check_options(given, RESIDUAL_OPTIONS)
-    if hidden_size % given["heads"]:
-        expected = f"divide the hidden size of {hidden_size}"
-        raise InputError("heads", expected, given["heads"], ("hidden_size",))
-    if given["heads"] > 1 and given["rewrites"] > 1:
-        raise InputError("rewrites", "be 1 with several heads", given["rewrites"], ("heads",))
     if given["mapping"] == "v" and given["value"] == "constant":
         raise InputError(
             "value", 'be "linear" or "sigmoid" with mapping="v"', '"constant"', ("mapping",)
-        )
-    if not given["normalize"] and given["eps_k"] is not None:
-        raise InputError(
-            "eps_k", "be left at None with normalize=False", repr(given["eps_k"]), ("normalize",)
         )
     if given["direction_rank"] is not None and given["rewrites"] == 1:
         got = given["direction_rank"]

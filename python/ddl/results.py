@@ -22,26 +22,23 @@ __all__ = [
     "Write",
 ]
 
-# The gate α of X' = X + k̂ (β vᵀ − α k̂ᵀX): α = β | 0 | one of its own. Schemas have the place.
-ERASE = ("tied", "none", "separate")
+# The gate α of X' = X + k̂ (β vᵀ − α k̂ᵀX): α = β | 0. Schemas have the place.
+ERASE = ("tied", "none")
 
 
 class Write(NamedTuple):
     """A rewrite of every token, X' = X + k̂ (β vᵀ − α k̂ᵀX), k̂ = k/√(|k|² + ε_k²); or n, in order.
 
     direction: k (…, d), of any norm. value: v (…, m). gate: β (…,), value and gate in float32
-    (float64 for a float64 state). n rewrites have (…, n, d), (…, n, m) and (…, n). eps_k: ε_k, or
-    None, with "none" only, for k̂ = k. erase: one of `ERASE`; with "separate" the gate has α after
-    β, (…, 2) or (…, 2, n). heads: H; if it is not 1, each of H blocks of d/H features has a rewrite
-    of its own, with k (…, H, d/H), v (…, H, m) and β (…, H) or, with α, (…, 2, H).
+    (float64 for a float64 state). n rewrites have (…, n, d), (…, n, m) and (…, n). eps_k: ε_k.
+    erase: one of `ERASE`.
     """
 
     direction: Tensor
     value: Tensor
     gate: Tensor
-    eps_k: float | None
+    eps_k: float
     erase: str = "tied"
-    heads: int = 1
 
     def scaled(self, scale: float | Tensor) -> Write:
         """The write with its gates times a number."""
@@ -49,11 +46,6 @@ class Write(NamedTuple):
             return self
         # Not by `_replace`, which torch.compile cannot return from a part of a graph.
         return Write(self.direction, self.value, scale * self.gate, *self[3:])
-
-    def of_blocks(self) -> Write:
-        """The rewrites of several heads as those of the tokens of a state (…, H, d/H, m)."""
-        gate = self.gate.mT if self.erase == "separate" else self.gate
-        return Write(self.direction, self.value, gate.contiguous(), self.eps_k, self.erase)
 
     def arguments(self) -> tuple[tuple[Any, ...], int]:
         """Return the schema's arguments after the state, and the last one, `erase`."""
@@ -64,8 +56,6 @@ class ReadParameters(NamedTuple):
     """The parameters of a read, in the order of the schemas; see `ddl.functional.read`.
 
     value_from_compressed: whether the value is computed from the raw read x, not the context h.
-    next_erase: what the rewrites to come erase, one of `ERASE`; with "separate" the weight and the
-    bias of the gate have rows for α after those for β, (2, d) or (2, n, d).
     """
 
     compress: Tensor | None = None
@@ -78,11 +68,10 @@ class ReadParameters(NamedTuple):
     value_scale: float | None = None
     value_from_compressed: bool = False
     context_dtype: torch.dtype | None = None
-    next_erase: str = "tied"
 
     def arguments(self) -> tuple[tuple[Any, ...], int]:
         """Return the schema's arguments after the state, and the last one, `next_erase`."""
-        return self[:10], ERASE.index(self.next_erase)
+        return self[:10], 0
 
     def over_time(self) -> bool:
         """Whether the compression has an axis over time."""
@@ -101,11 +90,6 @@ class ReadParameters(NamedTuple):
         """The same as arguments of `ddl.functional.read` and `ddl.reference.read`."""
         fields = self._asdict()
         compressed = fields.pop("value_from_compressed")
-        if fields.pop("next_erase") == "separate":
-            for name in ("weight", "bias"):
-                both = fields[f"gate_{name}"]
-                beta, alpha = (None, None) if both is None else both.unbind(0)
-                fields |= {f"gate_{name}": beta, f"erase_{name}": alpha}
         return fields | {"value_from": "compressed" if compressed else "context"}
 
 
@@ -115,14 +99,12 @@ class ReadResult(NamedTuple):
     context: h (…, d), in `context_dtype` (by default the state's dtype).
     value: v (…, m), float32 (float64 for a float64 state); None without `value_weight`.
     gate: β (…,) in [0, 2], float32 (float64 for a float64 state); None without `gate_weight`.
-    erase: α (…,), as β; None without `erase_weight`.
-    For n rewrites to come, value is (…, n, m), gate and erase are (…, n).
+    For n rewrites to come, value is (…, n, m) and gate (…, n).
     """
 
     context: Tensor
     value: Tensor | None
     gate: Tensor | None
-    erase: Tensor | None = None
 
 
 class RewriteReadResult(NamedTuple):
@@ -135,7 +117,6 @@ class RewriteReadResult(NamedTuple):
     context: Tensor
     value: Tensor | None
     gate: Tensor | None
-    erase: Tensor | None = None
 
 
 class DeltaRuleResult(NamedTuple):

@@ -29,8 +29,8 @@ MIXERS: list[dict[str, Any]] = [
     {"mixer": "deltaproduct", "mixer_n": 2, "mixer_gated": "per-feature"},
 ]
 STREAMS: list[dict[str, Any]] = [
-    {"rewrites": 2, "erase": "separate", "gate": "mlp"},
-    {"heads": 2, "value": "sigmoid", "value_channels": 2, "compress": "channel"},
+    {"rewrites": 2, "gate": "mlp"},
+    {"value": "sigmoid", "value_channels": 2, "compress": "channel"},
 ]
 
 

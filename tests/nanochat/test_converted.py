@@ -26,8 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "raw": {"value_channels": 2, "compress": "token", "value_from": "compressed"},
     "convolved gate": {"gate_from": "convolved", "gate": "mlp", "gate_hidden": 5},
     "v-Map": {"value_channels": 2, "mapping": "v", "compress": "channel"},
-    "apart": {"value_channels": 2, "erase": "separate", "rewrites": 2},
-    "heads": {"value_channels": 2, "heads": 4, "erase": "none", "branch_scale": 0.7},
+    "write-only": {"value_channels": 2, "erase": "none", "rewrites": 2, "branch_scale": 0.7},
 }
 GATES: dict[str, dict[str, Any]] = {
     "linear": {},

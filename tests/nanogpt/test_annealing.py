@@ -32,7 +32,6 @@ from tests.support.tolerances import assert_close
 
 LATER: dict[str, dict[str, Any]] = {
     "write-only": {"value_channels": 3, "erase": "none"},
-    "heads": {"value_channels": 3, "heads": 4},
 }
 EVERY = VARIANTS | OTHERS | LATER | {"m4": {"value_channels": 4}}
 every_variant = pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
@@ -236,10 +235,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"start": "additive", "anneal_steps": 1.5},
         "`anneal_steps` must be an integer of at least 1, got 1.5",
-    ),
-    (
-        {"start": "additive", "anneal_steps": 5, "erase": "separate"},
-        '`erase` must be "tied" or "none" with start="additive", got \'separate\'',
     ),
     (
         {"start": "additive", "anneal_steps": 5, "value_channels": 2, "read_init": 1.0},

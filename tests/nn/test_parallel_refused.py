@@ -112,8 +112,6 @@ READ = {
     "value_weight": normal(M, D, dtype=F32),
     "value_bias": normal(M, dtype=F32),
     "document_starts": STARTS,
-    "erase_weight": normal(D, dtype=F32, seed=1),
-    "erase_bias": normal(1, dtype=F32, seed=1).squeeze(),
 }
 EXPAND = {"x": WRITE["direction"], "weight": normal(D, M, 2, dtype=F32), "document_starts": STARTS}
 EPS: dict[str, Any] = {"eps_k": 0.1}

@@ -283,7 +283,7 @@ KINDS: list[tuple[Any, str]] = [
         "expand, expand_kernel_size, sublayers_per_compressor, anchor_every, stream_dtype, "
         "mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction, direction_hidden, "
         "value, value_init, value_scale, value_constant, value_from, rewrites, direction_rank, "
-        "heads, beta_init, erase, normalize, branch_scale, eps_k, device, dtype",
+        "beta_init, erase, branch_scale, eps_k, device, dtype",
     ),
     (
         lambda: DeltaStream(8, [Returns(lambda h: (h, None))])(zeros(2, 3, 8)),

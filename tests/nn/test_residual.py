@@ -180,8 +180,7 @@ BRANCHES: list[dict[str, Any]] = [
     *({"mapping": "v", "direction": name} for name in ("mean", "flatten", "attention")),
     *({"gate_from": name} for name in ("pooled", "convolved", "flatten")),
     *({"rewrites": 2, "direction_rank": rank} for rank in (None, 2)),
-    {"heads": D, "erase": "separate"},
-    {"erase": "none", "normalize": False},
+    {"erase": "none"},
 ]
 
 

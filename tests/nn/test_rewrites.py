@@ -136,5 +136,3 @@ def test_the_documentation_runs() -> None:
     assert names["h"].shape == (2, 16, names["d"])
     counts = [sum(p.numel() for p in r.further.parameters()) for r in names["stream"].residuals]
     assert counts == [8 * 2 * names["d"]] * 4  # r·n·d, as it says
-    exec(snippets[1], names)
-    assert names["stream"].residuals[0].heads == 8

@@ -19,11 +19,6 @@ OTHERS = [
         "`erase` must be 'tied', as when this state dict was saved, got 'none'",
     ),
     (
-        {"erase": "none", "normalize": False},
-        {"erase": "none"},
-        "`normalize` must be False, as when this state dict was saved, got True",
-    ),
-    (
         {"branch_scale": 0.5},
         {},
         "`branch_scale` must be 0.5, as when this state dict was saved, got 1.0",

@@ -60,19 +60,10 @@ RESIDUALS: list[dict[str, Any]] = [
     {"rewrites": 3, "direction_rank": 2, "gate": "mlp", "value": "constant"},
     {"rewrites": 2, "gate_from": "pooled", "value": "sigmoid", "value_from": "compressed"},
     {"erase": "none"},
-    {"erase": "none", "normalize": False, "branch_scale": 0.6},
-    {"erase": "separate", "value": "sigmoid", "branch_scale": 0.6},
-    {"erase": "separate", "rewrites": 2, "gate": "mlp"},
-    {"erase": "separate", "mapping": "v", "gate_from": "flatten"},
-    {"heads": D, "eps_k": 0.3},
-    {
-        "heads": D,
-        "eps_k": 0.3,
-        "erase": "separate",
-        "value": "sigmoid",
-        "value_from": "compressed",
-    },
-    {"heads": D, "gate_from": "convolved", "value": "constant"},
+    {"erase": "none", "value": "sigmoid", "branch_scale": 0.6},
+    {"erase": "none", "rewrites": 2, "gate": "mlp"},
+    {"erase": "none", "mapping": "v", "gate_from": "flatten"},
+    {"gate_from": "convolved", "value": "constant"},
 ]
 
 

@@ -24,16 +24,7 @@ STREAMS: dict[str, dict[str, Any]] = {
     "token and conv": {"value_channels": 2, "compress": "token", "expand": "conv"},
     "two rewrites": {"value_channels": 3, "compress": "token", "rewrites": 2},
     "two rewrites, pooled": {"value_channels": 2, "rewrites": 2, "gate_from": "convolved"},
-    "write-only": {"value_channels": 3, "erase": "none", "normalize": False},
-    "apart": {"value_channels": 3, "compress": "token", "erase": "separate", "rewrites": 2},
-    "heads": {"value_channels": 3, "compress": "token", "heads": 4},
-    "heads, raw": {
-        "value_channels": 2,
-        "compress": "token",
-        "heads": 3,
-        "erase": "separate",
-        "value_from": "compressed",
-    },
+    "write-only": {"value_channels": 3, "compress": "token", "erase": "none", "rewrites": 2},
     "scaled": {"value_channels": 3, "branch_scale": 0.6},
     "v-Map": {"value_channels": 2, "compress": "token", "mapping": "v", "gate": "mlp"},
 }

@@ -250,7 +250,7 @@ def test_weights_of_hooks_follow_their_originals(gate: str, hook: str, compile: 
 EVERYWHERE: dict[str, dict[str, Any]] = {
     "channel": {"compress": "channel", "rewrites": 2, "direction_rank": 3},
     "token": {"compress": "token", "expand": "conv", "gate_from": "convolved", "gate": "mlp"},
-    "factored": {"compress": "token", "compress_parameterization": "factored", "heads": 2},
+    "factored": {"compress": "token", "compress_parameterization": "factored"},
     "attention": {"mapping": "v", "direction": "attention", "expand": "conv"},
     "pooled": {"mapping": "v", "direction": "mean"},
     "mixer": {"gated": True},

@@ -10,7 +10,6 @@ import torch
 import ddl
 from ddl import functional, reference
 from ddl.ops import devices
-from tests.ops.test_erase import gate, weights
 from tests.ops.test_ops import compare
 from tests.support.helpers import present
 from tests.support.op_cases import F32, F64, inputs, parameters
@@ -63,20 +62,13 @@ def test_they_run_the_reference_after_one_warning(without_kernels):
 
 
 @pytest.mark.parametrize("rewrites", [None, 3])
-@pytest.mark.parametrize("erase", ["none", "separate"])
+@pytest.mark.parametrize("erase", ["tied", "none"])
 def test_what_they_erase(without_kernels, monkeypatch, rewrites, erase):
-    """Of α and β each has its place in one tensor; the reference is given both by name."""
     monkeypatch.setattr(devices, "_KNOWN", {torch.device("cpu"): False})  # the warning was given
     tensors = inputs((2, 5), 6, 3, rewrites) | parameters(6, 3, "token", 3, rewrites)
     alone = {name: tensors[name] for name in ("state", "direction", "value", "gate")}
-    options = {"eps_k": 0.1}
-    if erase == "separate":
-        alone["erase"] = gate(tensors)
-        tensors |= {"erase": gate(tensors), **weights(tensors)}
-    else:
-        options["erase"] = erase
-    compare("rewrite", alone, F64, **options)
-    compare("rewrite_read", tensors, F64, **options)
+    compare("rewrite", alone, F64, eps_k=0.1, erase=erase)
+    compare("rewrite_read", tensors, F64, eps_k=0.1, erase=erase)
 
 
 def test_arguments_are_checked_there_too(without_kernels):

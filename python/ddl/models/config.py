@@ -32,7 +32,6 @@ from ddl.options import (
     StreamDtype,
     Value,
     ValueFrom,
-    check_anchors,
     check_choice,
     check_left,
     check_options,
@@ -161,8 +160,8 @@ class GPTConfig:
     anchor_every: int | None = None
     """Every so many states of the stream are stored for the backward, at most 32; it computes the
     others again, to the same bits. None for 4 on a CUDA device and 8 elsewhere, or for the next
-    larger number that spreads the stored states evenly; with one value channel or several heads,
-    for 1 (every state)."""
+    larger number that spreads the stored states evenly; with one value channel for 1
+    (every state)."""
     stream_dtype: StreamDtype | None = None
     """Dtype in which the states of the stream are stored under autocast; None for that of the
     embeddings."""
@@ -204,17 +203,11 @@ class GPTConfig:
     own. The first one's direction is the sublayer's output, the others' are linear maps of it."""
     erase: Erase = "tied"
     """What a rewrite erases. tied: as much as it writes. none: nothing, the control without
-    rewriting, as residual expanded does. separate: by a gate of its own, which starts like β."""
-    normalize: bool = True
-    """Whether a direction is normalised; False, with `erase` none only, writes β k vᵀ, as residual
-    expanded does."""
+    rewriting."""
     branch_scale: float = 1.0
-    """Factor of what a rewrite changes: of its gates."""
+    """Factor of what a rewrite changes: of its gate."""
     direction_rank: int | None = None
     """Rank of the linear map to the directions of further rewrites; None for a full one."""
-    heads: int = 1
-    """Heads of the residual stream, apart from the attention's `num_heads`: blocks of hidden_size /
-    heads features, each of which has a rewrite of its own."""
     eps_k: float | None = None
     """ε_k in k / √(|k|² + ε_k²); None for 0.02·√d, so that zero-initialised projections train."""
 
@@ -235,9 +228,8 @@ class GPTConfig:
         if self.residual in BASELINES:
             check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}", others=("residual",))
         given |= self._check_fixed()
-        check_anchors(self.anchor_every, self.heads)
         channels = 1 if self.residual == "ddl" else self.value_channels
-        check_residual(given, self.hidden_size, channels)
+        check_residual(given, channels)
         self._check_heads()
         self._check_scaling()
         self._check_initial_weights()
@@ -267,10 +259,6 @@ class GPTConfig:
         fits = self.residual == "additive" or self.beta_init / self.times_as_deep <= 2
         expected = most.format(self.num_layers, self.beta_init)
         require(fits, "base_layers", expected, self.base_layers, ("num_layers", "beta_init"))
-        blocks = f"a multiple of heads = {self.heads}"
-        require(
-            self.base_width % self.heads == 0, "base_width", blocks, self.base_width, ("heads",)
-        )
 
     def _check_initial_weights(self) -> None:
         """Raise if a start of the value was chosen that these initial weights do not have."""
@@ -357,8 +345,6 @@ class GPTConfig:
         """The options of DeltaResidual, at this width and depth (docs/transfer.md)."""
         options = {name: getattr(self, name) for name in RESIDUAL_OPTIONS}
         options["branch_scale"] /= self.times_as_deep
-        if not self.normalize:  # its direction grows with √d by itself
-            return options
         if self.eps_k is not None:
             options["eps_k"] *= math.sqrt(self.times_as_wide)
         scaled = {"linear": "value_init", "sigmoid": "value_scale", "constant": "value_constant"}

@@ -106,7 +106,7 @@ class DeltaBlock(nn.Module):
     ) -> Write:
         """Run attention or MLP on its read; return what it writes."""
         residual = require_exact_type(f"res_{name}", getattr(self, f"res_{name}"), DeltaResidual)
-        context, value, gate = residual.after_read(getattr(self, f"read_{name}"), *reading)
+        context, value, gate = reading
         written = getattr(self, name)(context, *args, **kwargs)
         check_returned(name, written, context)
         slot = self._slot(history, f"res_{name}")
@@ -119,7 +119,7 @@ class DeltaBlock(nn.Module):
         form_parameters(read)
         found = read.parameters_of(read.effective_weight())
         residual: DeltaResidual = getattr(self, f"res_{name}")
-        return residual.added_to(found, state.dtype)
+        return residual.added_to(found)
 
     def _opened(self, x: Tensor, history: History | None, name: str) -> Tensor:
         return expanded(self._ends[0], x, self._slot(history, name))

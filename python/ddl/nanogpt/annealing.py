@@ -84,8 +84,7 @@ def blend(share: Tensor, state: Tensor, written: Tensor, write: Write) -> tuple[
         X' = X + (1 − a) F 1ᵀ + aβ k̂ (vᵀ − k̂ᵀX)          F is added to every value channel
            = Y + aβ k̂ (wᵀ − k̂ᵀY),  Y = X + (1 − a) F 1ᵀ,  w = v + (1 − a) k̂ᵀF
 
-    Where nothing is erased, w = v; with a gate of its own for what is, there is no such w
-    (`ddl.nanogpt.convert` refuses it).
+    Where nothing is erased, w = v.
 
     Y, and the write of w with aβ, are returned. So the operators and their fusion with the read
     stay as they are, and with a = 0 they keep a finite Y bit for bit: X' is what an addition gives.
@@ -95,20 +94,14 @@ def blend(share: Tensor, state: Tensor, written: Tensor, write: Write) -> tuple[
     share: a (). state: X (…, d, m). written: F (…, d), the sublayer's output; it is the direction k
     itself, unless mapping="v".
     """
-    direction, value, gate, eps_k, erase, heads = write
+    direction, value, gate, eps_k, erase = write
     added = (1 - share) * written.to(gate.dtype)
-    if erase == "none":
-        blended = Write(direction, value, share * gate, eps_k, erase, heads)
-        return state + added.unsqueeze(-1).to(state.dtype), blended
-    assert eps_k is not None  # what erases is normalised
-    k = direction.to(gate.dtype)
-    norm = (k.square().sum(-1, keepdim=True) + eps_k**2).sqrt()
-    if heads > 1:
-        each = torch.unflatten(added, -1, (heads, -1))
-    else:
+    if erase == "tied":
+        k = direction.to(gate.dtype)
+        norm = (k.square().sum(-1, keepdim=True) + eps_k**2).sqrt()
         each = added if k.ndim == added.ndim else added.unsqueeze(-2)
-    value = value + (k * each).sum(-1, keepdim=True) / norm
-    blended = Write(direction, value, share * gate, eps_k, erase, heads)
+        value = value + (k * each).sum(-1, keepdim=True) / norm
+    blended = Write(direction, value, share * gate, eps_k, erase)
     return state + added.unsqueeze(-1).to(state.dtype), blended
 
 

@@ -89,17 +89,14 @@ class DeltaBlock(nn.Module):
         read_mlp = require_exact_type("read_mlp", self.read_mlp, Read)
         res_attn = require_exact_type("res_attn", self.res_attn, DeltaResidual)
         res_mlp = require_exact_type("res_mlp", self.res_mlp, DeltaResidual)
-        if isinstance(x, Tensor):
-            reading = self._open(x, read_attn, res_attn.heads)
-        else:
-            reading = _advance(x, read_attn)
+        reading = self._open(x, read_attn) if isinstance(x, Tensor) else _advance(x, read_attn)
         reading = _advance(_sublayer(reading, self.ln_1, self.attn, res_attn), read_mlp)
         deferred = _sublayer(reading, self.ln_2, self.mlp, res_mlp)
         if self.readout is None:
             return deferred
         return _advance(deferred, require_exact_type("readout", self.readout, Read)).x
 
-    def _open(self, x: Tensor, read: Read, heads: int) -> _Reading:
+    def _open(self, x: Tensor, read: Read) -> _Reading:
         """Expand embeddings (B, T, d) to the first state and read it."""
         if self.expand is None:
             raise TypeError("`x` must be what the block before returned, got a Tensor")
@@ -113,7 +110,7 @@ class DeltaBlock(nn.Module):
         x = functional.read_with(state, read.raw(state)).context
         chain = None
         if share is None:  # a chain cannot compute a state again that an addition changed
-            chain = first_chain(state, self.anchor_every, self.sublayers, heads)
+            chain = first_chain(state, self.anchor_every, self.sublayers)
         return _Reading(state, x, chain, share)
 
 

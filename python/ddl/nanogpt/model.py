@@ -126,8 +126,6 @@ def rewrite_blocks(
     _check_start(start, anneal_steps)
     if start is not None:
         check_additive(**options)
-        if options.get("erase") == "separate":
-            refuse("erase", '"tied" or "none" with start="additive"', "separate", ("start",))
     blocks, weight = model.transformer.h, model.transformer.wte.weight
     check_options_of(options, KNOWN, OF_THE_MODEL, "ddl.nanogpt.convert")
     stream = stream_for(sublayers_of(blocks), weight, weight.dtype, norm_eps=None, **options)

@@ -37,12 +37,9 @@ class Stream(Protocol):
 
     expand: Expand
     sublayers: nn.ModuleList
-    reads: nn.ModuleList
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
-    def parameters_of_calls(
-        self, dtype: torch.dtype
-    ) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
+    def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
 
 
 def continued(
@@ -79,20 +76,18 @@ class Boundary(NamedTuple):
 
     residual: None if the read before computed value and gates as they are written, the direction is
         the output, and no hook is installed.
-    step: the rewrite and the next read, bound to all their parameters. apart: the same with a gate
-        α of its own, for a hook that set one; None without hooks. name: of what the next read
-        keeps; None for nothing. again: that read alone, for the tokens after a crop. read: the read
-        before this sublayer, if the residual computes values and gates itself; else None.
+    step: the rewrite and the next read, bound to all their parameters. only_writes: the same with
+        erase="none", for a hook that set it; None without hooks. name: of what the next read keeps;
+        None for nothing. again: that read alone, for the tokens after a crop.
     """
 
     number: int
     sublayer: nn.Module
     residual: DeltaResidual | None
     step: Callable[..., tuple[Tensor, ...]]
-    apart: Callable[..., tuple[Tensor, ...]] | None
+    only_writes: Callable[..., tuple[Tensor, ...]] | None
     name: str | None
     again: Callable[..., tuple[Tensor, ...]] | None
-    read: nn.Module | None
 
 
 class CachedStep(NamedTuple):
@@ -131,9 +126,7 @@ class CachedStep(NamedTuple):
             pending = history.get(self.name, self.read)
             context, value, gate, pending = self.read(state, pending, document_starts)
             history.set(self.name, pending, state)
-        for number, sublayer, residual, step, apart, name, again, read in self.boundaries:
-            if residual is not None and read is not None:
-                context, value, gate = residual.after_read(read, context, value, gate)
+        for number, sublayer, residual, step, only_writes, name, again in self.boundaries:
             written = direction = call(number, sublayer, context)
             if residual is not None:
                 check_returned(f"sublayers[{number}]", written, context)
@@ -146,8 +139,8 @@ class CachedStep(NamedTuple):
                 write = residual.hooked(state, write, keep=keep, continues=True)
                 direction, value, gate, *_ = write
                 if write.erase != residual.erase:
-                    assert apart is not None
-                    step = apart
+                    assert only_writes is not None
+                    step = only_writes
             elif keep is not None:
                 gate = without_padding(gate, keep)
             pending = starts = None
@@ -168,21 +161,20 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
     """Resolve the calls for tensors like `like`."""
     expand = require_exact_type("expand", stream.expand, Expand)
     form_parameters(expand)
-    reads, residuals = stream.parameters_of_calls(like.dtype)
+    reads, residuals = stream.parameters_of_calls()
     names = [f"reads.{i}" if read.looks_back() else None for i, read in enumerate(reads)]
     boundaries = []
     for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):
-        bind = partial(functional.bind_cached_step, like, residual.eps_k, heads=residual.heads)
+        bind = partial(functional.bind_cached_step, like, residual.eps_k)
         step = bind(residual.erase, reads[index + 1])
-        apart = bind("separate", reads[index + 1]) if residual.hooks else None
+        only_writes = bind("none", reads[index + 1]) if residual.hooks else None
         by_read = residual.reads_value and residual.reads_gate and residual.further is None
-        by_read = by_read and residual.branch_scale == 1 and residual.heads == 1
+        by_read = by_read and residual.branch_scale == 1
         branch = None if by_read and not residual.hooks else residual
-        read = stream.reads[index] if residual.heads > 1 else None
         name, again = names[index + 1], None
         if name is not None:
             again = functional.bind_cached_read(like, reads[index + 1])
-        boundaries.append(Boundary(index, sublayer, branch, step, apart, name, again, read))
+        boundaries.append(Boundary(index, sublayer, branch, step, only_writes, name, again))
     m, weight = expand.value_channels, expand.weight
     opens = functional.bind_cached_expand(like, weight, value_channels=m)
     return CachedStep(

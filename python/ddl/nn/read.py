@@ -204,11 +204,7 @@ class Read(nn.Module):
             parameters = self.parameters_of(self.effective_weight())
             return functional.read_with(state, parameters, starts).context
         x = functional.read_with(state, self.raw(state), starts).context
-        return self.normalise(x), x
-
-    def normalise(self, x: Tensor) -> Tensor:
-        """Map the raw read x (…, d) to h (…, d)."""
-        return functional.read_with(x.unsqueeze(-1), self.parameters_of(None)).context
+        return functional.read_with(x.unsqueeze(-1), self.parameters_of(None)).context, x
 
     def raw(self, state: Tensor) -> ReadParameters:
         """The compression alone, for the raw read x in the state's dtype."""

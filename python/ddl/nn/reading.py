@@ -40,7 +40,7 @@ def read_from(
     """Read a state X (B, T, d, m)."""
     starts = starts if parameters.over_time() else None
     if slot is None or not parameters.looks_back():
-        context, value, gate, _ = functional.read_with(state, parameters, starts)
+        context, value, gate = functional.read_with(state, parameters, starts)
         return context, value, gate
     read = functional.bind_cached_read(state, parameters)
     context, value, gate = continue_in(slot, read, state, starts)
@@ -62,7 +62,7 @@ def rewritten_and_read(
     """
     if slot is None or not parameters.looks_back():
         starts = starts if parameters.over_time() else None
-        (new, context, value, gate, _), chain = functional.step(
+        (new, context, value, gate), chain = functional.step(
             state, write, parameters, chain=chain, document_starts=starts
         )
         return new, (context, value, gate), chain

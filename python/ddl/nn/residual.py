@@ -47,8 +47,6 @@ class DeltaResidual(Branches):
     Several rewrites (k-Map): X ← X + β_j k̂_j (v_jᵀ − k̂_jᵀX) for j = 1 … n, with k₁ = F(h), further
     directions linear in it, and a value and a gate for each: a generalised Householder product
     (docs/rewrites.md). The state still crosses memory once.
-    Several heads (k-Map): each of H blocks of d/H features has a rewrite of its own, whose k̂ is the
-    normalised part of F(h), with a value and a gate for each (docs/rewrites.md).
     Values and gates are computed in float32 for every storage dtype (float64 for float64).
 
     Zero-initialised output projections: if F(h) = 0, then k = 0 and nothing is written (k̂ = 0), and
@@ -94,16 +92,13 @@ class DeltaResidual(Branches):
         rewrites: n, at most 8 (k-Map only).
         direction_rank: rank of the linear map to the further directions, if n > 1; None for a full
             one, with (n − 1)·d² weights.
-        heads: H, which divides d (k-Map with one rewrite only).
         beta_init: β at initialisation, in [0, 2], clamped to [2e-6, 2 − 2e-6] so that its logit is
             finite; the gate's weight starts at zero.
         erase: what a rewrite erases, α in X' = X + k̂ (β vᵀ − α k̂ᵀX) — "tied", as much as it writes,
-            α = β; "none", nothing, the control without rewriting; "separate", by a gate of its own
-            like β's, which starts equal, so that a fresh module computes what "tied" does.
-        normalize: False, with erase="none" only, for k̂ = k: X' = X + β k vᵀ.
-        branch_scale: s, a factor of both gates: for one rewrite the state becomes X + s (X' − X).
-            `ddl.record` shows the gates without it.
-        eps_k: ε_k in units of |k|; None for 0.02·√(d/H). The papers' checkpoints need 1e-5.
+            α = β; "none", nothing, the control without rewriting.
+        branch_scale: s, a factor of the gate: for one rewrite the state becomes X + s (X' − X).
+            `ddl.record` shows the gate without it.
+        eps_k: ε_k in units of |k|; None for 0.02·√d. The papers' checkpoints need 1e-5.
         device, dtype: of the parameters.
 
     Raises:
@@ -131,10 +126,8 @@ class DeltaResidual(Branches):
         value_from: ValueFrom = "context",
         rewrites: int = 1,
         direction_rank: int | None = None,
-        heads: int = 1,
         beta_init: float = 1.0,
         erase: Erase = "tied",
-        normalize: bool = True,
         branch_scale: float = 1.0,
         eps_k: float | None = None,
         device: torch.device | str | None = None,
@@ -143,30 +136,28 @@ class DeltaResidual(Branches):
         super().__init__()
         check_count("hidden_size", hidden_size)
         check_count("value_channels", value_channels)
-        check_residual(locals(), hidden_size, value_channels)
+        check_residual(locals(), value_channels)
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.mapping, self.direction_kind = mapping, direction
         self.gate_kind, self.gate_from = gate, gate_from
         self.value_kind, self.value_from = value, value_from
         self.value_init = value_init
         self.value_scale, self.value_constant = value_scale, value_constant
-        self.rewrites, self.heads, self.erase = rewrites, heads, erase
+        self.rewrites, self.erase = rewrites, erase
         self.beta_init = beta_init
         self.hooks: tuple[Hook, ...] = ()
-        self.normalize, self.branch_scale = normalize, branch_scale
-        self.eps_k = eps_k
-        if normalize and eps_k is None:
-            self.eps_k = 0.02 * math.sqrt(hidden_size // heads)
+        self.branch_scale = branch_scale
+        self.eps_k = 0.02 * math.sqrt(hidden_size) if eps_k is None else eps_k
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         size = (hidden_size, value_channels)
         pool = make_gate_pool(gate_from, *size, gate_kernel_size, **factory)
         size_in = hidden_size if pool is None else pool.width
-        self.gate = make_gate(gate, size_in, gate_hidden, self.gates, **factory)
+        self.gate = make_gate(gate, size_in, gate_hidden, rewrites, **factory)
         self.gate_pool = pool
         self.value = self.direction = self.further = None
         if value != "constant":
-            values = self.writes * value_channels
+            values = rewrites * value_channels
             self.value = Projection(hidden_size, values, bias=mapping == "k", **factory)
         if rewrites > 1:
             self.further = FurtherDirections(hidden_size, rewrites, direction_rank, **factory)
@@ -249,11 +240,9 @@ class DeltaResidual(Branches):
     def _hidden_options(self) -> dict[str, Any]:
         return {
             "branch_scale": float(self.branch_scale),
-            "eps_k": None if self.eps_k is None else float(self.eps_k),
+            "eps_k": float(self.eps_k),
             "erase": self.erase,
             "gate_from": self.gate_from,
-            "heads": int(self.heads),
-            "normalize": self.normalize,
             "value": self.value_kind,
             "value_scale": float(self.value_scale),
             "value_constant": float(self.value_constant),
@@ -314,13 +303,11 @@ class DeltaResidual(Branches):
             parts.append(f"gate_from={self.gate_from!r}")
         if self.rewrites > 1:
             parts.append(f"rewrites={self.rewrites}")
-        if self.heads > 1:
-            parts.append(f"heads={self.heads}")
         if self.erase != "tied":
             parts.append(f"erase={self.erase!r}")
         parts += [f"value={self.value_kind!r}", f"value_from={self.value_from!r}"]
         parts.append(f"beta_init={self.beta_init:g}")
-        parts.append("normalize=False" if self.eps_k is None else f"eps_k={self.eps_k:.3g}")
+        parts.append(f"eps_k={self.eps_k:.3g}")
         if self.branch_scale != 1:
             parts.append(f"branch_scale={self.branch_scale:g}")
         return ", ".join(parts)

@@ -17,7 +17,6 @@ from ddl.options import (
     ExpandKind,
     Parameterization,
     StreamDtype,
-    check_anchors,
     check_count,
     check_known,
     check_options,
@@ -80,9 +79,9 @@ class DeltaStream(nn.Module):
             others again, with the same bits. (On a GPU the sums of the gradients may round
             differently: docs/decisions/anchors.md.) None for 4 if the states are on a CUDA device,
             else for 8, or for the next larger number that spreads the stored states evenly (12 with
-            12 sublayers on a CPU); if m = 1, or with several heads, for 1 (every state). Each
-            forward looks at the device of its states, so the default follows a model that is moved.
-            A state that a gate or direction reads is stored all the same.
+            12 sublayers on a CPU); if m = 1, for 1 (every state). Each forward looks at the device
+            of its states, so the default follows a model that is moved. A state that a gate or
+            direction reads is stored all the same.
         stream_dtype: "bfloat16" or "float16", in which the states are stored under autocast, with
             half the bytes and a rounding after every rewrite; None for the dtype of x, as without
             autocast.
@@ -91,8 +90,7 @@ class DeltaStream(nn.Module):
         device, dtype: of the parameters.
         residual: mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction,
             direction_hidden, value, value_init, value_scale, value_constant, value_from, rewrites,
-            direction_rank, heads, beta_init, erase, normalize, branch_scale and eps_k of
-            DeltaResidual.
+            direction_rank, beta_init, erase, branch_scale and eps_k of DeltaResidual.
             Two of them decide what a sublayer writes:
             mapping="k": a sublayer's output is the direction, the value comes from the read
             (default).
@@ -139,9 +137,6 @@ class DeltaStream(nn.Module):
         check_known(residual, known, "DeltaStream or of DeltaResidual")
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
         self.hidden_size, self.value_channels = hidden_size, value_channels
-        heads = residual.get("heads", 1)
-        check_count("heads", heads)
-        check_anchors(anchor_every, heads)
         self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.expand = Expand(
@@ -226,21 +221,20 @@ class DeltaStream(nn.Module):
         self, x: Tensor, keep: Tensor | None, document_starts: Tensor | None, call: Call
     ) -> Tensor:
         """Run whole sequences x (B, T, d)."""
-        reads, residuals = self.parameters_of_calls(x.dtype)
+        reads, residuals = self.parameters_of_calls()
         state = self._open(x, document_starts)
         starts = document_starts if reads[0].over_time() else None  # all reads compress alike
-        context, value, gate, _ = functional.read_with(state, reads[0], starts)
-        chain = first_chain(state, self.anchor_every, len(self.sublayers), residuals[0].heads)
+        context, value, gate = functional.read_with(state, reads[0], starts)
+        chain = first_chain(state, self.anchor_every, len(self.sublayers))
         parts = zip(self.sublayers, residuals, reads[1:], strict=True)
         for index, (sublayer, residual, read) in enumerate(parts):
-            context, value, gate = residual.after_read(self.reads[index], context, value, gate)
             written = call(index, sublayer, context)
             check_returned(f"sublayers[{index}]", written, context)
             write = residual.write(
                 *(state, written, context, value, gate), keep=keep, document_starts=document_starts
             )
             write = residual.hooked(state, write, keep=keep)
-            (state, context, value, gate, _), chain = functional.step(
+            (state, context, value, gate), chain = functional.step(
                 state, write, read, chain=chain, document_starts=starts
             )
         return context
@@ -250,12 +244,10 @@ class DeltaStream(nn.Module):
         state = self.expand(x, document_starts=document_starts)
         return state.unsqueeze(-1) if self.value_channels == 1 else state
 
-    def parameters_of_calls(
-        self, dtype: torch.dtype
-    ) -> tuple[list[ReadParameters], list[DeltaResidual]]:
+    def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]:
         """The parameters of every read, the final one's last, and the residuals.
 
-        A weight that reads share is computed once. dtype: of the states.
+        A weight that reads share is computed once.
         """
         reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
         reads.append(require_exact_type("readout", self.readout, Read))
@@ -277,7 +269,7 @@ class DeltaStream(nn.Module):
             for index, part in enumerate(self.residuals)
         ]
         for index, residual in enumerate(residuals):
-            found[index] = residual.added_to(found[index], dtype)
+            found[index] = residual.added_to(found[index])
         return found, residuals
 
 
@@ -288,9 +280,7 @@ def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:
     return x.to(getattr(torch, dtype))
 
 
-def first_chain(
-    state: Tensor, anchor_every: int | None, sublayers: int, heads: int
-) -> Chain | None:
+def first_chain(state: Tensor, anchor_every: int | None, sublayers: int) -> Chain | None:
     """Begin the chain of a stream; None if every state is stored.
 
     state: X (B, T, d, m), the first one, whose device decides if anchor_every is None. sublayers:
@@ -298,9 +288,7 @@ def first_chain(
     """
     if not torch.is_grad_enabled():
         return None
-    every = anchor_every or spread_anchors(
-        sublayers, state.shape[-1], heads, device_type=state.device.type
-    )
+    every = anchor_every or spread_anchors(sublayers, state.shape[-1], state.device.type)
     return Chain(every) if every > 1 else None
 
 

@@ -28,10 +28,10 @@ every_family = pytest.mark.parametrize("family", few(FAMILIES, "Qwen3", "GPT2"))
 STARTS: dict[str, dict[str, Any]] = {
     "scalar": {},
     "channel": {"value_channels": 4},
-    "three": {"value_channels": 3, "heads": 4},
+    "three": {"value_channels": 3},
     "token and conv": {"value_channels": 2, "compress": "token", "expand": "conv"},
-    "write only": {"value_channels": 2, "erase": "none", "normalize": False},
-    "adapter": {"value_channels": 4, "train": "stream", "erase": "separate"},
+    "write only": {"value_channels": 2, "erase": "none"},
+    "adapter": {"value_channels": 4, "train": "stream"},
 }
 
 

@@ -38,13 +38,12 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"train": "stream", "start": None},
         r"`start` must be \"additive\" with train=\"stream\", got None",
     ),
-    "erase": ({"erase": "separate"}, r"`erase` must be \"tied\" or \"none\" with start=\"additive"),
+    "erase": ({"erase": "separate"}, r"`erase` must be \"tied\" or \"none\", got"),
     "a read that is no mean": (
         {"value_channels": 2, "compress": "channel", "read_init": 1.0},
         r"`read_init` must be left out with start=\"additive\", got 1.0",
     ),
     "channels": ({"value_channels": 0}, "`value_channels` must be an integer of at least 1"),
-    "heads": ({"heads": 5}, "`heads` must divide"),
 }
 
 

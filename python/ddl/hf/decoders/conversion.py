@@ -147,7 +147,6 @@ def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> N
         *(decoder, layers, final),
         looks_back=looks_back(known),
         anchor_every=stream.anchor_every,
-        heads=known["heads"],
         stream_dtype=stream.stream_dtype,
     )
 
@@ -199,8 +198,6 @@ def _checked_start(
     else:
         anneal_steps = ANNEAL_STEPS if anneal_steps is None else anneal_steps
         check_count("anneal_steps", anneal_steps)
-        if options.get("erase") == "separate":
-            refuse("erase", '"tied" or "none" with start="additive"', "separate", ("start",))
     return {"start": start, "anneal_steps": anneal_steps, "train": train}
 
 

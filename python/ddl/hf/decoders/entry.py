@@ -54,7 +54,7 @@ class Entry:
 
     first: the first layer, with `expand` and, while it is annealed, `anneal`. final: the final
     norm, with `readout`. layers: their number. looks_back: whether the past is needed.
-    anchor_every, heads, stream_dtype: as in DeltaStream.
+    anchor_every, stream_dtype: as in DeltaStream.
     """
 
     def __init__(
@@ -65,12 +65,11 @@ class Entry:
         *,
         looks_back: bool,
         anchor_every: int | None,
-        heads: int,
         stream_dtype: StreamDtype | None,
     ) -> None:
         self.first, self.final, self.layers = layers[0], final, len(layers)
         self.looks_back = looks_back
-        self.anchor_every, self.heads, self.stream_dtype = anchor_every, heads, stream_dtype
+        self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
         self.decoder_arguments = _positional(decoder)
         self.layer_arguments = _positional(layers[0])
         decoder.register_forward_pre_hook(self.decoder_hook, with_kwargs=True)
@@ -128,7 +127,7 @@ class Entry:
         first: Any = self.first
         if share is not None or hasattr(first, "scale_1"):
             return None
-        return first_chain(state, self.anchor_every, 2 * self.layers, self.heads)
+        return first_chain(state, self.anchor_every, 2 * self.layers)
 
     def _history(self, past: Any) -> History | None:
         """The history in a cache, where one is needed."""

@@ -93,16 +93,12 @@ def _residual(config: GPTConfig) -> dict[str, Flops]:
 def _stream(config: GPTConfig) -> dict[str, Flops]:
     """The parts of a delta stream: L sublayers have L + 1 reads, the last of them the readout."""
     d, sublayers, n = config.hidden_size, 2 * config.num_layers, config.rewrites
-    options = config.rewrite_options
     m = 1 if config.residual == "ddl" else config.value_channels
     compress, expand = STREAMS[config.residual]
     one_read = residuals.read(d, m, compress, config.compress_kernel_size)
-    anchors = config.anchor_every or spread_anchors(sublayers, m, config.heads)
-    links = [index % anchors if config.heads == 1 else None for index in range(sublayers)]
+    anchors = config.anchor_every or spread_anchors(sublayers, m)
+    links = (index % anchors for index in range(sublayers))
     again = (residuals.recomputed(d, m, n, compress, of_one) for of_one in links)
-    of_block = residuals.rewrite(
-        d // config.heads, m, n, erase=options["erase"], normalizes=options["normalize"]
-    )
     # A state is read and rewritten: two gradients.
     reads = (sublayers + 1) * one_read + sublayers * residuals.shared(d * m)
     return {
@@ -111,7 +107,7 @@ def _stream(config: GPTConfig) -> dict[str, Flops]:
         "values": sublayers * _values(config, d, m),
         "gates": sublayers * _gates(config, d, m),
         "directions": sublayers * _directions(config, d, m),
-        "rewrites": reduce(add, again, sublayers * config.heads * of_block),
+        "rewrites": reduce(add, again, sublayers * residuals.rewrite(d, m, n, erase=config.erase)),
     }
 
 
@@ -119,20 +115,14 @@ def _values(config: GPTConfig, d: int, m: int) -> Flops:
     if config.value == "constant":
         return NOTHING
     sigmoid, read = config.value == "sigmoid", config.mapping == "k"
-    writes = config.rewrites * config.heads
-    made = residuals.values(d, writes * m, sigmoid=sigmoid, bias=read)
+    made = residuals.values(d, config.rewrites * m, sigmoid=sigmoid, bias=read)
     return made + (residuals.shared(d) if read else NOTHING)  # of the context or the raw read
 
 
 def _gates(config: GPTConfig, d: int, m: int) -> Flops:
-    number = config.rewrites * config.heads * (2 if config.erase == "separate" else 1)
+    number = config.rewrites
     if config.gate == "linear" and config.gate_from == "context":
-        if config.heads == 1:
-            return residuals.gates(d, number) + residuals.shared(d)
-        # One product with the weights of the values, too, if they are of the context.
-        with_values = config.value != "constant" and config.value_from == "context"
-        of_context = NOTHING if with_values else residuals.shared(d)
-        return residuals.projected_gates(d, number, None) + of_context
+        return residuals.gates(d, number) + residuals.shared(d)
     size_in = d * m if config.gate_from == "flatten" else d
     hidden = config.gate_hidden if config.gate == "mlp" else None
     made = residuals.projected_gates(size_in, number, hidden)

@@ -112,29 +112,25 @@ def further_directions(d: int, n: int, rank: int | None) -> Flops:
     return layers + shared(d)
 
 
-def rewrite(d: int, m: int, n: int = 1, *, erase: Erase = "tied", normalizes: bool = True) -> Flops:
-    """X + β k̂ (vᵀ − k̂ᵀX), n times; of H heads, H times with d/H features.
+def rewrite(d: int, m: int, n: int = 1, *, erase: Erase = "tied") -> Flops:
+    """X + β k̂ (vᵀ − k̂ᵀX), n times.
 
     Forward k̂ and β k̂ (4·d), the readout k̂ᵀX, a product (2·d·m), the outer product and its sum with
     X (2·d·m). Backward the gradients of k̂, of the outer product's factors (4·d·m), of both factors
     of the readout, products (4·d·m), and a sum in X (d·m). The last three belong to the readout:
-    X' = X + β k̂ vᵀ, which erases nothing, has none of them. If α is a gate of its own, k̂ is
-    multiplied by no gate (d and 3·d less). If k stays as it is, 3·d and 9·d less.
+    X' = X + β k̂ vᵀ, which erases nothing, has none of them.
     """
-    unit = elementwise(3 * d, 9 * d) if normalizes else NOTHING
-    gated = NOTHING if erase == "separate" else elementwise(d, 3 * d)
     erased = NOTHING
-    if erase != "none":
+    if erase == "tied":
         erased = product(d * m) + elementwise(m, m) + shared(d * m + d)
-    return n * (elementwise(2 * d * m, 4 * d * m) + unit + gated + erased)
+    return n * (elementwise(2 * d * m + 4 * d, 4 * d * m + 12 * d) + erased)
 
 
-def recomputed(d: int, m: int, n: int, kind: Compress, links: int | None) -> Flops:
+def recomputed(d: int, m: int, n: int, kind: Compress, links: int) -> Flops:
     """The work that a fused backward repeats: X by this many links from its anchor, X', and x.
 
-    A link and X' are n products β k̂ eᵀ, which are added: n·(2·d·m + d); X' is not computed if
-    `links` is None, because the rewrite of several heads is not fused with the read. A channel read
-    is 2·d·m; a token read's x is stored.
+    A link and X' are n products β k̂ eᵀ, which are added: n·(2·d·m + d). A channel read is 2·d·m; a
+    token read's x is stored.
     """
-    states = 0 if links is None else (links + 1) * n * (2 * d * m + d)
+    states = (links + 1) * n * (2 * d * m + d)
     return Flops(recomputed=states + (2 * d * m if kind == "channel" else 0))

@@ -36,13 +36,12 @@ class ReferenceStream(nn.Module):
             assert isinstance(read, Read)
             assert isinstance(residual, DeltaResidual)
             own = read.parameters_of(read.effective_weight())
-            h, value, beta, alpha = reference.read(X, **residual.added_to(own).keywords())
+            h, value, beta = reference.read(X, **residual.added_to(own).keywords())[:3]
             assert value is not None
             assert beta is not None
             k, value = residual.rewrite_inputs(X, sublayer(h, *args), h, value)
-            scale = residual.branch_scale
-            erase = residual.erase if alpha is None else scale * alpha
-            X = reference.rewrite(X, k, value, scale * beta, eps_k=residual.eps_k, erase=erase)
+            beta = residual.branch_scale * beta
+            X = reference.rewrite(X, k, value, beta, eps_k=residual.eps_k, erase=residual.erase)
         readout = self.readout.parameters_of(self.readout.effective_weight())
         return reference.read(X, **readout.keywords()).context
 

@@ -2,7 +2,6 @@
 
     python benchmarks/memory.py            # the recorded configuration: minutes
     python benchmarks/memory.py --quick    # the same path in small: seconds, recorded nowhere
-    python benchmarks/memory.py --channels 4 --anchors 1 --stream-heads 1 4 8    # in its own record
 
 Every residual has the same backbone. Kept: the distinct storages that autograd saves, parameters
 and tables of positions apart. Peak: the most that torch's allocator held during the step, beyond
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from common import record
-from common.arguments import check_stream_heads, heads_of_record, make_parser, parse
+from common.arguments import make_parser, parse
 from common.candidates import compiled
 from ddl.lab.bench.agreement import make
 from ddl.lab.bench.tables import Table, progress
@@ -35,7 +34,6 @@ from scale.parameters import channels
 FULL = {
     "channels": [4, 16],  # m
     "anchors": [1, 2, 4, 8, 16],  # N
-    "stream_heads": [1],  # H; N is 1 with several
     "hidden_size": 384,
     "layers": 6,
     "time": 256,
@@ -53,17 +51,14 @@ class Kept(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = make_parser(__doc__)
-    args = parse(parser, arguments, full=FULL, quick=QUICK)
-    check_stream_heads(parser, args)
+    args = parse(make_parser(__doc__), arguments, full=FULL, quick=QUICK)
     torch.set_num_threads(args.threads)
     where = record.environment()
     modes = ["eager"] if args.quick else ["eager", "compiled"]
     results = [result for mode in modes for result in measure_all(args, mode)]
     sizes = {name: getattr(args, name) for name in ("hidden_size", "layers", "time", "batch")}
     run = {"benchmark": "memory", "config": sizes, "results": results}
-    name = "-".join(filter(None, ["memory", heads_of_record(args)]))
-    record.publish(name, where, run, tabulate(results, args), args.out)
+    record.publish("memory", where, run, tabulate(results, args), args.out)
     return 0
 
 
@@ -71,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def configurations(args: argparse.Namespace) -> Iterator[GPTConfig]:
-    """The additive model, then every residual with every m, N and H."""
+    """The additive model, then every residual with every m and N."""
     backbone = GPTConfig(
         residual="additive",
         vocab_size=256,
@@ -83,10 +78,8 @@ def configurations(args: argparse.Namespace) -> Iterator[GPTConfig]:
     yield backbone
     for residual in PUBLISHED[1:]:
         for m in [4] if residual == "ddl" else args.channels:
-            for heads, anchor_every in itertools.product(args.stream_heads, args.anchors):
-                if heads > 1 and anchor_every > 1:  # every state is stored
-                    continue
-                sizes = {"value_channels": m, "anchor_every": anchor_every, "heads": heads}
+            for anchor_every in args.anchors:
+                sizes = {"value_channels": m, "anchor_every": anchor_every}
                 yield replace(backbone, residual=residual, **sizes)
 
 
@@ -95,7 +88,7 @@ def measure_all(args: argparse.Namespace, mode: str) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     for config in configurations(args):
         m = channels(config)
-        progress(f"{mode} {config.residual} m={m} N={config.anchor_every or 1} H={config.heads}")
+        progress(f"{mode} {config.residual} m={m} N={config.anchor_every or 1}")
         model = make(config)
         found = measure(model if mode == "eager" else compiled(model, "inductor"), batch)
         additive = results[0] if results else found._asdict()
@@ -104,7 +97,6 @@ def measure_all(args: argparse.Namespace, mode: str) -> list[dict[str, Any]]:
             "residual": config.residual,
             "value_channels": m,
             "anchor_every": config.anchor_every or 1,
-            "stream_heads": config.heads,
             "saved": found.saved,
             "peak": found.peak,
             "saved_over_additive": found.saved / additive["saved"],
@@ -114,10 +106,8 @@ def measure_all(args: argparse.Namespace, mode: str) -> list[dict[str, Any]]:
     return results
 
 
-def predicted(config: GPTConfig, batch: Tensor) -> int | None:
-    """Return the bytes that an eager float32 model keeps, by formula; None with several heads."""
-    if config.heads > 1:
-        return None
+def predicted(config: GPTConfig, batch: Tensor) -> int:
+    """Return the bytes that an eager float32 model keeps, by formula."""
     run = TrainConfig(model=config, batch_size=len(batch), precision="float32")
     return kept(run, gpu=False).all
 
@@ -183,7 +173,6 @@ def tabulate(results: list[dict[str, Any]], args: argparse.Namespace) -> Table:
             "residual",
             "m",
             "N",
-            "H",
             "kept MB",
             "× additive",
             "formula",
@@ -198,16 +187,13 @@ def tabulate(results: list[dict[str, Any]], args: argparse.Namespace) -> Table:
             result["residual"],
             str(result["value_channels"]),
             str(result["anchor_every"]),
-            str(result["stream_heads"]),
             f"{result['saved'] / 1e6:.1f}",
             f"{result['saved_over_additive']:.3f}",
-            f"{result['saved'] / result['formula']:.3f}" if result["formula"] else "",
+            f"{result['saved'] / result['formula']:.3f}",
             f"{result['peak'] / 1e6:.1f}",
             f"{result['peak_over_additive']:.3f}",
         )
-    table.notes.append(
-        "formula: kept, over what scale/activations.py predicts for an eager model with one head."
-    )
+    table.notes.append("formula: kept, over what scale/activations.py predicts for an eager model.")
     return table
 
 

@@ -38,10 +38,9 @@ def summarise(
 ) -> dict[str, Any]:
     """The results of one candidate as JSON types."""
     # Goals and the paper's numbers mean something at their own configuration only.
-    ours = c.form == "fused" and args.reference and c.residual != "additive" and c.heads == 1
+    ours = c.form == "fused" and args.reference and c.residual != "additive"
     summary: dict[str, Any] = {
         "residual": c.residual,
-        "stream_heads": c.heads,
         "form": c.form,
         "mode": c.mode,
         "heat": c.group,  # earlier records have this key
@@ -58,11 +57,10 @@ def summarise(
     if base is not None:
         summary["ratio"] = ratio(base.seconds, c.seconds)
         summary["interval"] = ratio_interval(base.seconds, c.seconds)
-    if base is not None and c.heads == 1:  # several move the state twice
         boundaries = boundary_features(args.layers, args.batch * args.time, args.hidden_size)
         rate = copied[c.mode]["copy_gb_s"]
         summary["floor"] = floor(c.residual, boundaries, base.median, rate, **sizes(args))
-    peer = find(others, c.variant, "plain", c.mode, "plain")
+    peer = find(others, c.residual, "plain", c.mode, "plain")
     peers_base = find(others, "additive", "plain", c.mode, "plain")
     if c.form == "fused" and peer is not None and base is not None and peers_base is not None:
         plain = ratio(peers_base.seconds, peer.seconds)
@@ -88,9 +86,9 @@ def sizes(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def find(candidates: list[Candidate], *key: str) -> Candidate | None:
-    """The candidate (variant, form, mode, group), if it was timed."""
+    """The candidate (residual, form, mode, group), if it was timed."""
     for c in candidates:
-        if (c.variant, c.form, c.mode, c.group) == key and c.red is None:
+        if (c.residual, c.form, c.mode, c.group) == key and c.red is None:
             return c
     return None
 
@@ -109,7 +107,7 @@ def tabulate(
         goal, paper = (f"{s[key]:g}" if s[key] is not None else "" for key in ("goal", "paper"))
         bound = f"{s['floor']:.3f}" if "floor" in s and c.residual != "additive" else ""
         faster = f"{s['faster_than_plain']:.2f}×" if "faster_than_plain" in s else ""
-        table.add(c.mode, c.variant, c.form, *timing_cells(s), goal, bound, paper, faster)
+        table.add(c.mode, c.residual, c.form, *timing_cells(s), goal, bound, paper, faster)
     reasons = dict.fromkeys(c.red for c in candidates if c.red is not None)
     errors = [c.error for c in candidates if c.error is not None]
     drifts = [f"{c.drift:.3f}" for c in candidates if c.drift is not None]
@@ -134,7 +132,7 @@ def tabulate(
 def compile_note(candidates: list[Candidate]) -> list[str]:
     """How long the first compiled steps took. The reported times exclude them."""
     waits = [
-        f"{c.variant} {c.form} {c.compile_seconds:.0f}"
+        f"{c.residual} {c.form} {c.compile_seconds:.0f}"
         for c in candidates
         if c.compile_seconds is not None
     ]
@@ -167,7 +165,7 @@ def to_record(
 ) -> dict[str, Any]:
     """The run as JSON types, without `record.environment()`."""
     names = "hidden_size layers heads time batch rounds backend quick"
-    names += " anchor_every stream_dtype stream_heads"
+    names += " anchor_every stream_dtype"
     config = {name: getattr(args, name) for name in names.split()}
     return {
         "benchmark": "train_step",

@@ -3,10 +3,8 @@
     python benchmarks/train_step.py            # the recorded configuration: a quarter of an hour
     python benchmarks/train_step.py --quick    # the same path in small: seconds, recorded nowhere
     python benchmarks/train_step.py --precision autocast --stream-dtype bfloat16 --no-peer
-    python benchmarks/train_step.py --variants ddl-cc --stream-heads 1 4 8    # heads beside H = 1
 
-Each precision, anchor_every, stream_dtype, stream_heads and size has a record of its own in
-benchmarks/results.
+Each precision, anchor_every, stream_dtype and size has a record of its own in benchmarks/results.
 
 A step is zero_grad(set_to_none), forward with loss, backward. The models of one mode (eager or
 compiled) are timed in interleaved rounds in one process. The fused models form one group and plain
@@ -30,7 +28,7 @@ import torch
 from torch import Tensor
 
 from common import record
-from common.arguments import check_stream_heads, heads_of_record, make_parser, parse
+from common.arguments import make_parser, parse
 from common.candidates import Candidate, build, check_all, step
 from ddl.lab.bench.clock import Clock
 from ddl.lab.bench.row import Stages, copy_rate, time_stages
@@ -72,17 +70,11 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=["float32", "autocast"], default="float32")
     parser.add_argument("--anchor-every", type=int, default=1, help="N; 1 stores every state")
     parser.add_argument("--stream-dtype", choices=["bfloat16"], help="of the states")
-    parser.add_argument(
-        "--stream-heads", type=int, nargs="+", default=[1], help="H of each variant"
-    )
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     full, quick = REFERENCE | {"rounds": 12}, SMALL | {"rounds": 3}
     args = parse(parser, arguments, full=full, quick=quick)
     if not 1 <= args.anchor_every <= 32:
         parser.error(f"--anchor-every must be from 1 to 32, got {args.anchor_every}")
-    check_stream_heads(parser, args)
-    if max(args.stream_heads) > 1 and args.anchor_every > 1:
-        parser.error(f"--anchor-every must be 1 with several heads, got {args.anchor_every}")
     if args.stream_dtype is not None and args.precision != "autocast":
         parser.error("--stream-dtype needs --precision autocast")
     args.reference = all(getattr(args, name) == size for name, size in REFERENCE.items())
@@ -99,7 +91,6 @@ def record_name(args: argparse.Namespace) -> str:
         "autocast" * (args.precision == "autocast"),
         f"anchors-{args.anchor_every}" * (args.anchor_every > 1),
         f"stream-{args.stream_dtype}" * (args.stream_dtype is not None),
-        heads_of_record(args),
     ]
     if not args.quick:
         sizes = {name: getattr(args, name) for name in REFERENCE}

@@ -38,8 +38,7 @@ NOT_OF_THE_WHEEL = (
 )  # fmt: skip
 # The tests of what zig's linking can break; the rest is Python, or the Rust that `make test` tests.
 WITH_INSTALLED_TORCH = (
-    "compatibility", "ops/test_refusals.py", "ops/test_refused.py", "ops/test_shims.py",
-    "ops/test_processors.py",
+    "ops/test_refusals.py", "ops/test_refused.py", "ops/test_shims.py", "ops/test_processors.py",
 )  # fmt: skip
 # Commands that look at the machine; doctor's exit status says whether the operators work.
 LOOKS = (

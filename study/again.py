@@ -24,6 +24,7 @@ from ddl.lab.train import train
 
 from . import records
 from .collect import collect
+from .tables import GONE
 
 MAIN = Path(__file__).with_name("main.toml")
 OUT = records.FOLDER / "again.json"
@@ -32,9 +33,12 @@ COMPARED = ("validation", "training", "depth")  # of a record, as study/collect.
 
 
 def draw(folder: Path = records.FOLDER) -> records.Trained:
-    """One of the recorded runs, each with the same probability."""
+    """One of the recorded runs that can be trained again, each with the same probability."""
     runs = [run for seeds in records.read("main", folder).values() for run in seeds.values()]
-    return random.Random(records.digest("main", folder=folder)).choice(runs)
+    draws = random.Random(records.digest("main", folder=folder))
+    while (run := draws.choice(runs)).variant in GONE:
+        pass
+    return run
 
 
 def repeat(run: SweepRun, recorded: dict[str, Any]) -> dict[str, Any]:
@@ -43,6 +47,9 @@ def repeat(run: SweepRun, recorded: dict[str, Any]) -> dict[str, Any]:
     train(config, Console())
     found = collect(config.out)
     assert found is not None, config.out
+    if "depth" in recorded:  # older records have α, which is β
+        depth = {name: each for name, each in recorded["depth"].items() if name != "alpha"}
+        recorded = recorded | {"depth": depth}
     return {
         "name": run.name,
         "processor": {"recorded": recorded["processor"], "again": found["processor"]},

@@ -25,7 +25,7 @@ from .records import processor
 
 TOKENS = 16_384  # that the rewrites of a finished model are measured on
 OVER_TRAINING = ("beta", "error", "write_norm", "coherence")  # of recordings.jsonl
-IN_THE_END = ("alpha", "error", "error_after", "shrinks")  # means of the finished model
+IN_THE_END = ("error", "error_after", "shrinks")  # means of the finished model
 WINDOWS = 8  # of one pass
 
 
@@ -103,7 +103,7 @@ def _without_erasing(model: Any, windows: list[Tensor]) -> list[float] | None:
 
     losses = [loss()]
     for sublayers in (*residuals, None):
-        with edit(model, sublayers=sublayers, alpha=0.0):
+        with edit(model, sublayers=sublayers, erase="none"):
             losses.append(loss())
     return losses
 

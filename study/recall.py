@@ -213,7 +213,6 @@ DEPTH = {
     "additive": OVER_DEPTH,
     "tied": replace(OVER_DEPTH, residual="ddl-cc-noec"),
     "none": replace(OVER_DEPTH, residual="ddl-cc-noec", erase="none"),
-    "separate": replace(OVER_DEPTH, residual="ddl-cc-noec", erase="separate"),
 }
 
 

@@ -27,7 +27,9 @@ def table(which: str) -> str:
     if not records:
         return "Not trained yet."
     compared = recall.SETS[which]
-    rates = {name: recall.tuned(name, compared, records)[1] for name in compared.variants}
+    # Records also hold variants that can no longer be trained.
+    variants = dict.fromkeys([*compared.variants, *(record["variant"] for record in records)])
+    rates = {name: recall.tuned(name, compared, records)[1] for name in variants}
     baseline = next(iter(rates))
     rows = [
         "| tokens, variables | variant | parameters | learning rate | accuracy | once | 2 to 4 "

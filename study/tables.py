@@ -20,6 +20,8 @@ ORDER = (
     "hc", "mhc", "independent-hc", "expanded", "ddl", "cc-noec", "cc", "cc-separate", "cc-none",
     "tc-one", "tc-noec", "tc", "tc-separate", "tc-none", "tc-eight", "tc-heads4", "tc-heads8",
 )  # fmt: skip
+# In the records alone: no later commit than ddl.options.LAST_COMMIT can train them.
+GONE = ("cc-separate", "tc-separate", "tc-heads4", "tc-heads8")
 AUDITED = ("cc", "tc", "tc-separate")
 # What is asked of two variants: the first one's loss less the second one's, and in which sweep.
 QUESTIONS = {
@@ -67,7 +69,12 @@ def comparison(variants: Variants) -> str:
 
 def questions(sweeps: Mapping[str, Variants]) -> str:
     """Differences between two variants, seed by seed; bold as in the comparison."""
-    asked = [(why, *each) for why, pairs in QUESTIONS.items() for each in pairs]
+    asked = [
+        (why, *each)
+        for why, pairs in QUESTIONS.items()
+        for each in pairs
+        if each[1] in sweeps[each[0]]
+    ]
     rows = ["| question | sublayers | difference | of | 95 % interval |", "|---|---|---|---|---|"]
     for at, (why, sweep, name, base) in enumerate(asked):
         found = sweeps[sweep]
@@ -116,15 +123,15 @@ def equal(main: Variants, flops: Variants, seconds: Variants, times: Mapping[str
 def audit(variants: Variants) -> str:
     """What each sublayer's rewrites erase in the end, and what the loss rises by without that."""
     rows: list[str] = []
-    for name in AUDITED:
+    for name in (name for name in AUDITED if name in variants):
         depths = [run.record["depth"] for run in variants[name].values()]
-        count = len(depths[0]["alpha"])
+        count = len(depths[0]["beta"])
         if not rows:
             heads = " | ".join(str(number) for number in range(count))
             rows = [f"| variant | sublayer | {heads} | all |", "|---" * (count + 3) + "|"]
         given = {
             "β": [[mean for mean, _ in each["beta"]] for each in depths],
-            "α": [each["alpha"] for each in depths],
+            "α": [each.get("alpha") for each in depths],
             "erased later": [
                 [row[at] - row[-1] for at, row in enumerate(each["survival"][1:], 1)]
                 for each in depths
@@ -134,6 +141,8 @@ def audit(variants: Variants) -> str:
                 for each in depths
             ],
         }
+        if None in given["α"]:  # newer records, where α is β
+            del given["α"]
         for what, values in given.items():
             means = [statistics.mean(column) for column in zip(*values, strict=True)]
             digits = 3 if what == "loss without" else 2

@@ -50,19 +50,6 @@ def parse(
     return args
 
 
-def check_stream_heads(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Remove repeated numbers of heads; all of them must divide the hidden size."""
-    args.stream_heads = list(dict.fromkeys(args.stream_heads))
-    if any(heads < 1 or args.hidden_size % heads for heads in args.stream_heads):
-        expected, got = f"divide the hidden size {args.hidden_size}", shown(args.stream_heads)
-        parser.error(f"--stream-heads must {expected}, got {got}")
-
-
-def heads_of_record(args: argparse.Namespace) -> str:
-    """The heads in a record's name; nothing for one."""
-    return "" if args.stream_heads == [1] else "-".join(["heads", *map(str, args.stream_heads)])
-
-
 def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 

@@ -27,7 +27,6 @@ class Candidate:
     model: nn.Module
     oracle: nn.Module  # the same parameters in plain PyTorch, eager
     hidden_size: int
-    heads: int = 1  # of the residual stream
     optimizer: torch.optim.Optimizer | None = None
     group: str = "fused"  # the form that is timed in the same rounds; additive runs in both
     autocast: bool = False  # timed in bfloat16 over float32 parameters
@@ -39,12 +38,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"{self.variant} {self.form} {self.mode}"
-
-    @property
-    def variant(self) -> str:
-        """The residual and, if it has several, its heads."""
-        return self.residual if self.heads == 1 else f"{self.residual} H={self.heads}"
+        return f"{self.residual} {self.form} {self.mode}"
 
     @property
     def median(self) -> float:
@@ -52,12 +46,12 @@ class Candidate:
 
 
 def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
-    """The candidates of a mode; the forms of one variant share their parameters."""
+    """The candidates of a mode; the forms of one residual share their parameters."""
     candidates = []
     autocast = args.precision == "autocast"
     backbone = backbone_of(args)
-    for residual, heads in variants(args):
-        model = make(configured(backbone, residual, heads, args))
+    for residual in args.variants:
+        model = make(configured(backbone, residual, args))
         oracle = model if residual == "additive" else plain.peer(model)
         forms = {"plain": oracle} if residual == "additive" else {"fused": model, "plain": oracle}
         for form, module in forms.items():
@@ -73,21 +67,11 @@ def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
                     model=timed,
                     oracle=oracle,
                     hidden_size=args.hidden_size,
-                    heads=heads,
                     group=group,
                     autocast=autocast,
                 )
             )
     return candidates
-
-
-def variants(args: argparse.Namespace) -> list[tuple[str, int]]:
-    """The residuals, each with every number of heads of its stream; the additive one has none."""
-    return [
-        (residual, heads)
-        for residual in args.variants
-        for heads in ([1] if residual == "additive" else args.stream_heads)
-    ]
 
 
 def backbone_of(args: argparse.Namespace) -> GPTConfig:
@@ -101,17 +85,11 @@ def backbone_of(args: argparse.Namespace) -> GPTConfig:
     )
 
 
-def configured(
-    backbone: GPTConfig, residual: str, heads: int, args: argparse.Namespace
-) -> GPTConfig:
+def configured(backbone: GPTConfig, residual: str, args: argparse.Namespace) -> GPTConfig:
     """The backbone with a residual and, if that has a stream, the options for it."""
     if residual == "additive":
         return replace(backbone, residual=residual)
-    options = {
-        "anchor_every": args.anchor_every,
-        "stream_dtype": args.stream_dtype,
-        "heads": heads,
-    }
+    options = {"anchor_every": args.anchor_every, "stream_dtype": args.stream_dtype}
     return replace(backbone, residual=residual, **options)
 
 
@@ -131,7 +109,7 @@ def step(candidate: Candidate, batch: Tensor) -> None:
 
 
 def check_all(candidates: list[Candidate], batch: Tensor) -> None:
-    """Compare every candidate with its oracle; record errors, and mark failing variants red.
+    """Compare every candidate with its oracle; record errors, and mark failing residuals red.
 
     In bfloat16 its gradients must stay near the oracle's, and the eager model agree in float32.
     """
@@ -153,9 +131,9 @@ def check_all(candidates: list[Candidate], batch: Tensor) -> None:
                 actual = results(getattr(candidate.model, "_orig_mod", candidate.model), batch)
             candidate.error = check(actual, expected[1])
         except MismatchError as difference:
-            reasons[candidate.variant] = f"{candidate.name}: {difference}"
+            reasons[candidate.residual] = f"{candidate.name}: {difference}"
     for candidate in candidates:  # it is unknown which form is wrong, so none is timed
-        candidate.red = reasons.get(candidate.variant)
+        candidate.red = reasons.get(candidate.residual)
 
 
 def quartiles(seconds: list[float]) -> tuple[float, float]:

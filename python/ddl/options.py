@@ -138,6 +138,31 @@ def quoted(choices: Iterable[str]) -> str:
     return " or ".join(f'"{choice}"' for choice in choices)
 
 
+# --- options of stored models that are gone -------------------------------------------------------
+
+LAST_COMMIT = "600add3e"  # the last with these options
+REMOVED: dict[str, tuple[Any, ...]] = {  # option → the values that models still have
+    "heads": (1,),
+    "normalize": (True,),
+    "erase": ("tied", "none"),
+}
+
+
+def without_removed(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return stored options of a model without those that are gone, which must have had no effect.
+
+    Raises InputError with the name of one that had.
+    """
+    own = {"normalize", "erase"} if stored.get("residual") == "expanded" else set()
+    for name, values in REMOVED.items():
+        if name not in own and stored.get(name, values[0]) not in values:
+            must, got = " or ".join(map(repr, values)), repr(stored[name])
+            gone = f"which can no longer be built; commit {LAST_COMMIT} is the last that can"
+            raise InputError.sentence(f"`{name}` must be {must}, got {got}, {gone}")
+    gone = {"heads", "normalize"} | own
+    return {name: value for name, value in stored.items() if name not in gone}
+
+
 # --- the table ------------------------------------------------------------------------------------
 
 Mapping = Literal["k", "v"]

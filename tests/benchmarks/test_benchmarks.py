@@ -103,70 +103,6 @@ def test_train_step_eager_with_peers(tmp_path: Path) -> None:
         assert 0 < fused["floor"] < 1
 
 
-HEADS = ["--no-compile", "--layers", "1", "--stream-heads", "1", "4", "--variants"]
-
-
-def test_train_step_with_heads_beside_one(
-    load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every variant with every number of heads, in the same rounds, against plain PyTorch."""
-    given = ["--quick", "--threads", "1", "--rounds", str(ROUNDS), *HEADS, "ddl", "ddl-cc"]
-    args = load("train_step").arguments_of(given)
-    for candidate in load("common.candidates").build(args, "eager"):
-        assert candidate.model.config.heads == candidate.heads
-    assert load("train_step").main([*given, "--out", str(tmp_path)]) == 0
-    record = the_record("train_step-heads-1-4", tmp_path, capsys.readouterr().out)
-    assert record["config"]["stream_heads"] == [1, 4]
-    results = {(r["residual"], r["stream_heads"], r["heat"]): r for r in record["results"]}
-    assert len(results) == len(record["results"])
-    variants = [("additive", 1), *((name, h) for name in ("ddl", "ddl-cc") for h in (1, 4))]
-    assert set(results) == {(*variant, group) for variant in variants for group in GROUPS}
-    for (name, heads, group), result in results.items():
-        assert result["gate"]["red"] is None
-        assert len(result["seconds"]) == ROUNDS
-        assert ("floor" in result) == (heads == 1)
-        if (name, group) in (("ddl", "fused"), ("ddl-cc", "fused")):
-            ratio = result["ratio"] / results[name, heads, "plain"]["ratio"]
-            assert result["faster_than_plain"] == pytest.approx(ratio)
-
-
-def test_wrong_heads_are_not_timed(
-    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train_step, plain = load("train_step"), load("ddl.lab.bench.plain")
-    right = plain.rewrite_heads
-
-    def wrong(state: Any, direction: Any, value: Any, gate: Any, *rest: Any) -> Any:
-        return right(state, direction, value, 1.001 * gate, *rest)
-
-    monkeypatch.setattr(plain, "rewrite_heads", wrong)
-    options = ["--quick", "--threads", "1", "--rounds", "1", "--no-peer", *HEADS, "ddl-cc"]
-    assert train_step.main([*options, "--out", str(tmp_path)]) == 1
-    results = json.loads((tmp_path / "train_step-heads-1-4.jsonl").read_text())["results"]
-    assert [(r["residual"], r["stream_heads"], "seconds" in r) for r in results] == [
-        ("additive", 1, True), ("ddl-cc", 1, True), ("ddl-cc", 4, False)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--stream-heads", "1", "5"], "--stream-heads must divide the hidden size 64, got 1 5"),
-        (["--stream-heads", "0"], "--stream-heads must divide the hidden size 64, got 0"),
-        (
-            ["--stream-heads", "4", "--anchor-every", "2"],
-            "--anchor-every must be 1 with several heads, got 2",
-        ),
-    ],
-)
-def test_heads_that_do_not_fit_are_refused(
-    load: Any, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
-) -> None:
-    with pytest.raises(SystemExit):
-        load("train_step").arguments_of(["--quick", *options])
-    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {sentence}")
-
-
 @pytest.mark.exhaustive
 def test_train_step_compiled(load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--quick", "--threads", "1", "--rounds", str(ROUNDS), "--out", str(tmp_path)]
@@ -439,7 +375,7 @@ def test_plain_stream_has_the_state_dict_of_the_fused_one(load: Any) -> None:
     assert state.keys() == peer.keys()
     assert all(state[name].data_ptr() == peer[name].data_ptr() for name in state)
     others = ({"value_from": "compressed"}, {"gate_from": "pooled"}, {"rewrites": 2})
-    for other in (*others, {"erase": "separate"}, {"branch_scale": 0.5}):
+    for other in (*others, {"branch_scale": 0.5}):
         with pytest.raises(ValueError, match=r"^`stream` must map k, write once, read value"):
             plain.peer(GPT(GPTConfig(residual="ddl-cc", **other, **sizes)))
 

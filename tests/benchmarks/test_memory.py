@@ -21,26 +21,6 @@ def results(load: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> list[d
     return json.loads((tmp_path / "memory.jsonl").read_text(encoding="utf-8"))["results"]
 
 
-def test_heads_beside_one(load: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They store every state, and values, gates and statistics of their own; without a formula."""
-    memory = load("memory")
-    monkeypatch.setattr(memory.torch, "set_num_threads", lambda threads: None)
-    monkeypatch.setattr(memory, "PUBLISHED", ("additive", "ddl-cc"))
-    sizes = ["--channels", "4", "--anchors", "1", "2", "--layers", "1", "--stream-heads", "1", "4"]
-    assert memory.main(["--quick", *sizes, "--out", str(tmp_path)]) == 0
-    record = json.loads((tmp_path / "memory-heads-1-4.jsonl").read_text(encoding="utf-8"))
-    results = {
-        (r["stream_heads"], r["anchor_every"]): r
-        for r in record["results"]
-        if r["residual"] == "ddl-cc"
-    }
-    assert list(results) == [(1, 1), (1, 2), (4, 1)]
-    assert [r["formula"] is None for r in results.values()] == [False, False, True]
-    numbers = 2 * 3 * (2 * 4 + 2)  # v, β, r and p of three more heads in two sublayers
-    more = results[4, 1]["saved"] - results[1, 1]["saved"]
-    assert more >= 4 * 2 * 32 * numbers
-
-
 def test_the_formula_holds_and_anchors_save_what_they_should(results: list[dict[str, Any]]) -> None:
     """The formula to the byte, for every residual and N; the peak is above what is kept.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import pickle
 import re
@@ -170,6 +171,58 @@ def test_options(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None
         import_checkpoint(folder, tmp_path / "ours")
     assert str(caught.value).startswith(sentence.replace("…", str(folder / "ckpt.pt")))
     assert not (tmp_path / "ours").exists()
+
+
+GONE = "which can no longer be built; commit 600add3e is the last that can"
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (("gate", "value"), f"`heads` must be 1, got 2, {GONE}"),
+        (("gate",), f"`erase` must be 'tied' or 'none', got 'separate', {GONE}"),
+    ],
+)
+def test_rewrites_that_are_gone(names: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    """Shapes alone show several heads, and a gate that erases."""
+    tensors = prefixed(make_delta({"value_channels": 2}, F32))
+    for name, tensor in tensors.items():
+        if name.split(".")[-2] in names:
+            tensors[name] = torch.cat((tensor, tensor))
+    refused(write(tmp_path / "out", make_delta({}, F32), model=tensors), sentence)
+
+
+@pytest.mark.parametrize("where", ["metadata", "metadata of a residual", "delta_args"])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"heads": 4}, f"`heads` must be 1, got 4, {GONE}"),
+        ({"erase": "none", "normalize": False}, f"`normalize` must be True, got False, {GONE}"),
+        ({"heads": 1, "normalize": True}, None),
+    ],
+)
+def test_options_that_are_gone(
+    where: str, options: dict[str, Any], sentence: str | None, tmp_path: Path
+) -> None:
+    model = make_delta({"value_channels": 2}, F32)
+    tensors = model.state_dict() if where == "metadata" else prefixed(model)
+    changes: dict[str, Any] = {"model": tensors}
+    if where == "metadata":
+        tensors._metadata[""]["delta_args"] |= options
+    elif where == "delta_args":
+        changes["delta_args"] = {"value_channels": 2} | options
+    else:
+        entries = by_hand(HandBlock).state_dict()._metadata
+        for name, entry in entries.items():
+            if name.endswith((".res_attn", ".res_mlp")):
+                entry["options"] |= options
+        changes["model"] = collections.OrderedDict(tensors)
+        changes["model"]._metadata = entries
+    folder = write(tmp_path / "out", model, **changes)
+    if sentence is None:
+        assert import_checkpoint(folder, tmp_path / "ours")
+    else:
+        refused(folder, sentence)
 
 
 def test_annealed_over_an_unknown_number_of_steps(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 import ddl
 from ddl.nn import History
 from tests.support import nanogpt_cases
+from tests.support.helpers import gradients
 from tests.support.recording_cases import (
     F64,
     B,
@@ -24,12 +25,6 @@ from tests.support.recording_cases import (
     variants,
 )
 
-
-def shut(options: dict[str, Any]) -> dict[str, float]:
-    """The edits that keep a state: α follows β unless it is a gate of its own."""
-    return {"beta": 0.0} | ({"alpha": 0.0} if options.get("erase") == "separate" else {})
-
-
 SEEN = ("beta", "value", "readout", "state", "state_after", "direction")
 
 
@@ -37,7 +32,7 @@ SEEN = ("beta", "value", "readout", "state", "state_after", "direction")
 def test_a_gate_of_zero_writes_nothing_bit_for_bit(options: dict[str, Any]) -> None:
     stream, x = make(options, torch.float32), embeddings(dtype=torch.float32)
     with (
-        ddl.edit(stream, sublayers=1, tokens=slice(1, 3), **shut(options)),
+        ddl.edit(stream, sublayers=1, tokens=slice(1, 3), beta=0.0),
         ddl.record(stream, tokens=SEEN) as recording,
     ):
         stream(x)
@@ -52,7 +47,7 @@ def test_a_gate_of_zero_writes_nothing_bit_for_bit(options: dict[str, Any]) -> N
 @variants
 def test_gates_of_zero_everywhere_leave_the_embedding(options: dict[str, Any]) -> None:
     stream, x = make(options), embeddings()
-    with torch.no_grad(), ddl.edit(stream, **shut(options)):
+    with torch.no_grad(), ddl.edit(stream, beta=0.0):
         got = stream(x)
     X = stream.expand(x)
     assert torch.equal(got, stream.readout(X))
@@ -68,6 +63,39 @@ def test_one_replaces_and_two_reflects() -> None:
         stream(x)
     norms = (two.statistics(name).mean for name in ("state_norm", "state_norm_after"))
     torch.testing.assert_close(*norms)
+
+
+@pytest.mark.parametrize("value_channels", [1, 3])
+@pytest.mark.parametrize("rewrites", [1, 2])
+@pytest.mark.parametrize("anchor_every", [1, 3])
+def test_erasing_nothing_is_a_stream_that_never_erases(
+    value_channels: int, rewrites: int, anchor_every: int
+) -> None:
+    """Outputs and gradients; of one sublayer alone, the others' rewrites stay tied."""
+    options = {"value_channels": value_channels, "rewrites": rewrites, "anchor_every": anchor_every}
+    tied, none, x = make(options), make({**options, "erase": "none"}), embeddings()
+    with ddl.edit(tied, erase="none"):
+        got = gradients(tied(x), {}, tied)
+    torch.testing.assert_close(got, gradients(none(x), {}, none), rtol=0, atol=1e-10)
+    with (
+        torch.no_grad(),
+        ddl.edit(tied, sublayers="residuals.1", erase="none", beta=0.5),
+        ddl.record(tied, tokens=("eigenvalue", "beta")) as recording,
+    ):
+        tied(x)
+    keeps = (recording.tokens("eigenvalue") == 1).flatten(1).all(1)
+    chosen = [number // rewrites == 1 for number in range(L * rewrites)]
+    assert keeps.tolist() == chosen
+    assert (recording.tokens("beta") == 0.5).flatten(1).all(1).tolist() == chosen
+
+
+def test_erasing_nothing_needs_whole_sublayers() -> None:
+    sentence = "^`sublayers` must name whole sublayers with `erase`, got some of a sublayer's rew"
+    with (
+        pytest.raises(ValueError, match=sentence),
+        ddl.edit(make({"rewrites": 2}), sublayers=["residuals.0", 3], erase="none"),
+    ):
+        pass
 
 
 def test_recorded_values_put_back_change_nothing_and_exchanged_ones_do() -> None:
@@ -186,7 +214,9 @@ def test_nanogpt() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({}, "`beta`, `alpha` or `value` must be given, got None for all"),
+        ({}, "`beta`, `value` or `erase` must be given, got None for all"),
+        ({"erase": "tied"}, "`erase` must be \"none\" or None, got 'tied'"),
+        ({"erase": "none", "tokens": 1}, "`tokens` must be None with `erase`, got positions"),
         ({"beta": 2.1}, r"`beta` must be in \[0, 2\], got 2.1"),
         ({"beta": float("nan")}, r"`beta` must be in \[0, 2\], got nan"),
         ({"beta": torch.tensor([0.0, -1])}, r"`beta` must be in \[0, 2\], got a tensor with -1.0"),

@@ -47,7 +47,6 @@ def test_the_record_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(one["depth"]["coherence"]) == sublayers
     assert len(one["depth"]["survival"]) == sublayers + 1
     assert next(sum(counts) for counts in one["depth"]["eigenvalue_counts"]) > 0
-    assert one["depth"]["alpha"] == [mean for mean, _ in one["depth"]["beta"]]  # erasing is tied
     as_it_is, *without, without_any = one["depth"]["without_erasing"]
     assert len(without) == sublayers
     assert len({as_it_is, *without, without_any}) == sublayers + 2

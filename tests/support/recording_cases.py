@@ -22,8 +22,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "v-map": {"value_channels": 3, "mapping": "v", "direction": "flatten", "gate": "mlp"},
     "pooled": {"value_channels": 3, "gate_from": "convolved", "value": "constant"},
     "write-only": {"value_channels": 3, "erase": "none"},
-    "not normalised": {"value_channels": 3, "erase": "none", "normalize": False},
-    "apart": {"value_channels": 3, "erase": "separate", "branch_scale": 0.7},
+    "scaled": {"value_channels": 3, "branch_scale": 0.7},
     "raw": {"value_channels": 3, "value": "sigmoid", "value_from": "compressed", "eps_k": 0.3},
 }
 variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
@@ -48,7 +47,7 @@ class Rewrite(NamedTuple):
     direction: Tensor
     value: Tensor
     gate: Tensor  # β
-    erase: Tensor  # α
+    erase: Tensor  # α: β, or 0
     after: Tensor
 
 
@@ -64,10 +63,8 @@ def by_hand(stream: DeltaStream, x: Tensor) -> Iterator[Rewrite]:
         h, raw = read(X[..., 0] if flat else X, return_compressed=True)
         value, gate = residual.fill_value_and_gate(X, h, *residual.value_and_gate(h, raw))
         k, v = residual.rewrite_inputs(X, sublayer(h), h, value)
-        beta = gate[..., 0] if residual.erase == "separate" else gate
-        alpha = {"tied": beta, "none": torch.zeros_like(beta), "separate": gate[..., -1]}
-        erased, s = alpha[residual.erase], residual.branch_scale
-        erase = "none" if residual.erase == "none" else s * erased
-        after = reference.rewrite(X, k, v, s * beta, eps_k=residual.eps_k, erase=erase)
-        yield Rewrite(X, k, v, beta, erased, after)
+        erased = gate if residual.erase == "tied" else torch.zeros_like(gate)
+        given = {"eps_k": residual.eps_k, "erase": residual.erase}
+        after = reference.rewrite(X, k, v, residual.branch_scale * gate, **given)
+        yield Rewrite(X, k, v, gate, erased, after)
         X = after

@@ -11,7 +11,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 from ddl.errors import NEWER, InputError
 from ddl.models import NanoGPTConfig
 from ddl.models.config import GPTConfig
-from ddl.options import near
+from ddl.nanogpt import named_as_today
+from ddl.options import near, without_removed
 from ddl.paths import MODEL_TYPE, NANOGPT_MODEL_TYPE
 
 __all__ = ["DDLConfig", "DDLNanoGPTConfig"]
@@ -97,7 +98,7 @@ class DDLConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Do as the base class, which calls this to read a config.json."""
         try:
-            return super().from_dict(config_dict, **kwargs)
+            return super().from_dict(without_removed(config_dict), **kwargs)
         except _UnknownFieldError as error:
             got = f"the unknown field {error.argument!r}; {NEWER}"
             raise InputError("config.json", f"hold a {cls.__name__}", got) from error
@@ -138,7 +139,9 @@ class DDLNanoGPTConfig(DDLConfig):
     base_model_tp_plan = None  # q, k and v are one projection
     made_of = NanoGPTConfig
 
-    def __init__(self, **options: Any) -> None:  # or transformers would generate one
+    def __init__(self, **options: Any) -> None:
+        if isinstance(options.get("delta"), dict):
+            options["delta"] = named_as_today(options["delta"])
         super().__init__(**options)
 
     @property

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ddl.nn import DeltaResidual, Expand, Read
 from ddl.nn.checks import report_other_options
 from ddl.optim import never_decayed
+from ddl.options import without_removed
 
 from .annealing import Annealing, count_steps
 
@@ -171,8 +172,8 @@ def options_in(metadata: Any) -> dict[str, Any] | None:
 
 
 def named_as_today(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a conversion, of which an earlier release may have spelled some otherwise."""
-    return {RENAMED.get(name, name): value for name, value in options.items()}
+    """The stored options of a conversion under today's names; raises as `without_removed`."""
+    return without_removed({RENAMED.get(name, name): value for name, value in options.items()})
 
 
 def logits_of_state(model: Any, state: Tensor) -> Tensor:

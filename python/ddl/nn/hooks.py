@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ddl import functional
 from ddl.results import Write
@@ -25,8 +24,8 @@ __all__ = ["Hook", "Rewrite", "generation", "installed"]
 class Rewrite(NamedTuple):
     """A rewrite that is about to be done: X' = X + k̂ (β vᵀ − α k̂ᵀX); or n, one after the other.
 
-    state: X (…, d, m). write: direction, value, gate and ε_k, of which a hook may change the value
-    and the gate (`changed`). With H heads its tensors have an axis H, a rewrite for each block.
+    state: X (…, d, m). write: direction, value, gate and ε_k, of which a hook may change the value,
+    the gate and what is erased (`changed`).
     keep: (…,) bool, False for padding; None without padding.
     continues: True if the tokens continue those of a history or cache. scale: of all gates, the
     residual's `branch_scale`; β and α are without it.
@@ -48,36 +47,20 @@ class Rewrite(NamedTuple):
 
     @property
     def gate(self) -> Tensor:
-        """β, and α after it if it is a gate of its own; see `Write`."""
+        """β; see `Write`."""
         return self.write.gate
 
     @property
-    def beta(self) -> Tensor:
-        """β (…,), of one rewrite."""
-        return self.gate[..., 0] if self.write.erase == "separate" else self.gate
-
-    @property
     def alpha(self) -> Tensor:
-        """α (…,), of one rewrite."""
-        if self.write.erase == "separate":
-            return self.gate[..., 1]
+        """α, in the shape of the gate: β, or 0 of a rewrite that erases nothing."""
         return self.gate if self.write.erase == "tied" else torch.zeros_like(self.gate)
-
-    def with_alpha(self) -> Rewrite:
-        """The same rewrites, whose gate has α after β."""
-        write = self.write
-        if write.erase == "separate":
-            return self
-        alpha = write.gate if write.erase == "tied" else torch.zeros_like(write.gate)
-        axis = -1 if self.is_single else -2
-        return self.changed(gate=torch.stack((write.gate, alpha), axis), erase="separate")
 
     def changed(self, **fields: Any) -> Rewrite:
         """The same rewrite with other fields of its write."""
         return self._replace(write=self.write._replace(**fields))
 
     def unit_direction(self) -> Tensor:
-        """k̂ = k/√(|k|² + ε_k²) (…, d), in the gate's dtype; k itself without an ε_k."""
+        """k̂ = k/√(|k|² + ε_k²) (…, d), in the gate's dtype."""
         k = self.direction.to(self.gate.dtype)
         if self.write.eps_k is None:
             return k
@@ -93,31 +76,16 @@ class Rewrite(NamedTuple):
         return self.direction.ndim < self.state.ndim
 
     def singles(self) -> list[Rewrite]:
-        """Each of its rewrites alone: the state of one is what the one before leaves, unrounded.
-
-        A head becomes a rewrite of the whole state: its direction is 0 outside its block.
-        """
+        """Each of its rewrites alone: the state of one is what the one before leaves, unrounded."""
         if self.is_single:
             return [self]
         state, found = self.state.to(self.gate.dtype), []
-        parts = (self._directions(), self.value.unbind(-2), self.gate.unbind(-1))
+        parts = (self.direction.unbind(-2), self.value.unbind(-2), self.gate.unbind(-1))
         for direction, value, gate in zip(*parts, strict=True):
-            single = self.changed(direction=direction, value=value, gate=gate, heads=1)
+            single = self.changed(direction=direction, value=value, gate=gate)
             found.append(single._replace(state=state))
             state = found[-1].after()
         return found
-
-    def _directions(self) -> list[Tensor]:
-        """The direction (…, d) of each of its rewrites."""
-        directions = self.direction.unbind(-2)
-        if self.write.heads == 1:
-            return list(directions)
-        width, d = directions[0].shape[-1], self.state.shape[-2]
-        starts = range(0, d, width)
-        return [
-            pad(direction, (start, d - width - start))
-            for start, direction in zip(starts, directions, strict=True)
-        ]
 
 
 Hook = Callable[[Rewrite], Rewrite]

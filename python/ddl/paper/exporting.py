@@ -69,7 +69,6 @@ def _check_published(config: GPTConfig, layout: Layout) -> None:
     _require(config, "mapping", "k")
     _require(config, "gate_from", "context")
     _require(config, "rewrites", 1)
-    _require(config, "heads", 1)
     _require(config, "erase", "tied")
     if layout == "c_proj":  # the code of this layout scales no branches
         _require(config, "branch_scale", 1, where="with the layout c_proj")

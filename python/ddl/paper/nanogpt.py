@@ -196,7 +196,7 @@ def _by_hand(path: Path, metadata: Any) -> dict[str, Any]:
     if any(options != noted[0] for options in noted):
         got = f"{path} with several"
         raise InputError("src", "have the same options for all its rewrites", got)
-    return dict(noted[0]) if noted else {}
+    return named_as_today(noted[0]) if noted else {}
 
 
 def _with_delta(sizes: NanoGPTConfig, options: Any) -> NanoGPTConfig:

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ddl.options import without_removed
+
 __all__ = ["BLOCKS", "assumptions", "shown"]
 
 BLOCKS = "transformer.h."
@@ -44,7 +46,7 @@ def shown(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def assumptions(options: Mapping[str, Any], hidden_size: int) -> dict[str, Any]:
     """Return the defaults of what neither `options` nor names and shapes say."""
-    assumed: dict[str, Any] = {"eps_k": 0.02 * (hidden_size / options.get("heads", 1)) ** 0.5}
+    assumed: dict[str, Any] = {"eps_k": 0.02 * hidden_size**0.5}
     mapping = options.get("mapping", "k")
     for name, default in HIDDEN.items():
         if name != "value_from" or mapping == "k":
@@ -105,15 +107,12 @@ def _residual(here: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _writes(own: Mapping[str, tuple[int, ...]], gates: int, d: int, m: int) -> dict[str, Any]:
-    """How many rewrites or heads there are, and whether each has an α, as far as it can be seen."""
-    if "further.up.weight" in own:
-        rewrites = 1 + own["further.up.weight"][0] // d
-        return {"rewrites": rewrites} | ({"erase": "separate"} if gates > rewrites else {})
-    if "value.weight" not in own:
-        return {}
-    heads = own["value.weight"][0] // m
-    found = {"heads": heads} if heads > 1 else {}
-    return found | ({"erase": "separate"} if gates > heads else {})
+    """The number of rewrites. Raises InputError for several heads, and for gates that erase."""
+    rewrites = 1 + own.get("further.up.weight", (0,))[0] // d
+    if rewrites == 1 and "value.weight" in own:
+        without_removed({"heads": max(1, own["value.weight"][0] // m)})
+    without_removed({"erase": "separate" if gates > rewrites else "tied"})
+    return {"rewrites": rewrites} if rewrites > 1 else {}
 
 
 def _direction(own: Mapping[str, tuple[int, ...]], d: int, m: int) -> dict[str, Any]:

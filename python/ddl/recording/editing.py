@@ -1,10 +1,10 @@
-"""`ddl.edit`: set gates and values of chosen rewrites while a model runs."""
+"""`ddl.edit`: set gates and values of chosen rewrites, or let them erase nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ddl.nn.hooks import Hook, Rewrite, installed
 from ddl.nn.padding import without_padding
 from ddl.nn.residual import DeltaResidual
-from ddl.options import is_whole
+from ddl.options import check_choice, is_whole
 
 from .sublayers import find_residuals
 
@@ -29,17 +29,16 @@ def edit(
     sublayers: str | int | Sequence[str | int] | None = None,
     tokens: Places = None,
     beta: float | Tensor | None = None,
-    alpha: float | Tensor | None = None,
     value: float | Sequence[float] | Tensor | None = None,
+    erase: Literal["none"] | None = None,
 ) -> Iterator[None]:
-    """Set the gates β and α, the value v, or some of these, of chosen rewrites while `model` runs.
+    """Set the gate β or the value v of chosen rewrites, or erase nothing, while `model` runs.
 
         with ddl.edit(model, sublayers=3, tokens=slice(4, 9), beta=0.0):
             logits = model(idx).logits  # sublayer 3 writes nothing into tokens 4 to 8
 
-    Where α is β, as in most models, β = 0 keeps a finite state bit for bit; 1 replaces the readout
-    by the value; 2 reflects the readout about the value. `alpha` sets apart what is erased,
-    X' = X + k̂ (β vᵀ − α k̂ᵀX): with alpha=0 the chosen rewrites only write.
+    β = 0 keeps a finite state bit for bit; 1 replaces the readout by the value; 2 reflects the
+    readout about the value. With erase="none" the chosen sublayers only write, X' = X + β k̂ vᵀ.
 
     To exchange values between two texts, record them with
     `ddl.record(model, tokens=("value",))` and pass `recording.tokens("value")[sublayer]`. Gradients
@@ -54,27 +53,29 @@ def edit(
             has a number and a name of its own, and the name of the sublayer stands for all of them.
         tokens: positions along T: a number, several, a slice, or a bool mask (T,) or (B, T); None
             for all. While a model generates with a cache only None is possible.
-        beta: in [0, 2]: a number, or a tensor that broadcasts to (B, T). It sets α as well where
-            the residual has none of its own and `alpha` is not given.
-        alpha: as `beta`. A residual with `normalize=False` has none.
+        beta: in [0, 2]: a number, or a tensor that broadcasts to (B, T).
         value: a number for every value channel, m numbers, or a tensor that broadcasts to
             (B, T, m).
+        erase: "none", for all tokens and all rewrites of a sublayer; None to leave it.
 
     Raises:
-        TypeError, ValueError: an argument does not fit, or none of `beta`, `alpha` and `value` is
-            given.
-            Conditions on the tokens are checked when the model runs.
+        TypeError, ValueError: an argument does not fit, or none of `beta`, `value` and `erase` is
+            given. Conditions on the tokens are checked when the model runs.
     """
     residuals = find_residuals(model)
     chosen = _choose(residuals, sublayers)
-    if beta is None and alpha is None and value is None:
-        raise ValueError("`beta`, `alpha` or `value` must be given, got None for all")
-    if alpha is not None and any(residual.eps_k is None for residual in chosen):
-        raise ValueError("`alpha` must be None for residuals with normalize=False, got a gate")
+    if beta is None and value is None and erase is None:
+        raise ValueError("`beta`, `value` or `erase` must be given, got None for all")
+    check_choice("erase", erase, ("none",), optional=True)
+    if erase is not None and tokens is not None:
+        raise ValueError("`tokens` must be None with `erase`, got positions")
+    if erase is not None and any(len(some) < each.rewrites for each, some in chosen.items()):
+        expected = "name whole sublayers with `erase`"
+        raise ValueError(f"`sublayers` must {expected}, got some of a sublayer's rewrites")
     new = _New(
-        None if beta is None else _gates("beta", beta),
-        None if alpha is None else _gates("alpha", alpha),
+        None if beta is None else _gates(beta),
         None if value is None else _numbers("value", value),
+        erase,
     )
     at = _positions(tokens)
 
@@ -86,21 +87,21 @@ def edit(
 
 
 class _New(NamedTuple):
-    """The new gates and value; None leaves the old ones."""
+    """The new gate, value and `erase`; None leaves the old ones."""
 
     beta: Tensor | None
-    alpha: Tensor | None
     value: Tensor | None
+    erase: str | None
 
 
 def _choose(residuals: dict[str, DeltaResidual], sublayers: Any) -> dict[DeltaResidual, set[int]]:
     """The chosen residuals, and which of their rewrites."""
-    every = {name: (each, set(range(each.writes))) for name, each in residuals.items()}
+    every = {name: (each, set(range(each.rewrites))) for name, each in residuals.items()}
     if sublayers is None:
         return dict(every.values())
     rows: dict[str, tuple[DeltaResidual, set[int]]] = {}
     for name, (residual, rewrites) in every.items():
-        single = residual.writes == 1
+        single = residual.rewrites == 1
         rows |= {name if single else f"{name}.{j}": (residual, {j}) for j in rewrites}
     names, known = list(rows), every | rows
     chosen: dict[DeltaResidual, set[int]] = {}
@@ -129,13 +130,13 @@ def _numbers(name: str, given: Any) -> Tensor:
     return numbers if numbers.is_floating_point() else numbers.float()
 
 
-def _gates(name: str, given: Any) -> Tensor:
+def _gates(beta: Any) -> Tensor:
     """A gate as a tensor of numbers in [0, 2]."""
-    gates = _numbers(name, given)
+    gates = _numbers("beta", beta)
     values = gates.detach()
     if not bool(((values >= 0) & (values <= 2)).all()):  # NaN fails, too
         got = _outside(values) if values.ndim == 0 else f"a tensor with {_outside(values)}"
-        raise ValueError(f"`{name}` must be in [0, 2], got {got}")
+        raise ValueError(f"`beta` must be in [0, 2], got {got}")
     return gates
 
 
@@ -160,8 +161,8 @@ def _positions(tokens: Any) -> slice | Tensor | None:
 
 
 def _edited(rewrite: Rewrite, which: set[int], at: slice | Tensor | None, new: _New) -> Rewrite:
-    if new.alpha is not None:
-        rewrite = rewrite.with_alpha()
+    if new.erase is not None:
+        rewrite = rewrite.changed(erase=new.erase)
     if rewrite.is_single:
         return _edited_single(rewrite, at, new)
     values, gates = list(rewrite.value.unbind(-2)), list(rewrite.gate.unbind(-1))
@@ -175,16 +176,10 @@ def _edited(rewrite: Rewrite, which: set[int], at: slice | Tensor | None, new: _
 def _edited_single(rewrite: Rewrite, at: slice | Tensor | None, new: _New) -> Rewrite:
     if at is not None and rewrite.continues:
         raise ValueError("`tokens` must be None while a cache is used, got positions")
-    mask = None if at is None else _mask(at, rewrite.beta)
-    given = {"beta": new.beta, "alpha": new.alpha}
-    gates = {name: getattr(rewrite, name) for name in given}
-    for name, gate in given.items():
-        if gate is not None:
-            gates[name] = _replaced(name, gates[name], gate.to(rewrite.gate), mask)
-    if rewrite.write.erase == "separate":
-        rewrite = rewrite.changed(gate=torch.stack((gates["beta"], gates["alpha"]), -1))
-    else:
-        rewrite = rewrite.changed(gate=gates["beta"])
+    mask = None if at is None else _mask(at, rewrite.gate)
+    if new.beta is not None:
+        gate = _replaced("beta", rewrite.gate, new.beta.to(rewrite.gate), mask)
+        rewrite = rewrite.changed(gate=gate)
     if new.value is not None:
         values = new.value.to(rewrite.value)
         inside = None if mask is None else mask.unsqueeze(-1)

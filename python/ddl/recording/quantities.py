@@ -29,9 +29,9 @@ __all__ = [
 # One number per token, except those of PER_CHANNEL, which have one per value channel.
 QUANTITIES = {
     "beta": "gate β, 0 to 2",
-    "alpha": "gate α, by which k̂ᵀX is erased: β, unless the residual's `erase` is another",
     "k_norm": "|k|, the norm of the direction before it is normalised",
-    "eigenvalue": "λ = 1 − sα|k̂|², by which the stream along k̂ is scaled; s is `branch_scale`",
+    "eigenvalue": "λ = 1 − sα|k̂|², by which the stream along k̂ is scaled; s is `branch_scale`, and"
+    " α is β, or 0 with `erase` none",
     "readout": "p = k̂ᵀX, what the stream holds along k̂",
     "value": "v, what β = 1 would replace the readout by",
     "error": "|v − p|, the discrepancy",
@@ -90,21 +90,18 @@ def measure(rewrite: Rewrite, before: Tensor | None) -> dict[str, Tensor]:
     """
     dtype = rewrite.gate.dtype
     x, k, v = (t.to(dtype) for t in (rewrite.state, rewrite.direction, rewrite.value))
-    beta, alpha, scale = rewrite.beta, rewrite.alpha, rewrite.scale
+    beta, alpha, scale = rewrite.gate, rewrite.alpha, rewrite.scale
     direction = rewrite.unit_direction()
     readout = (direction.unsqueeze(-1) * x).sum(-2)
     squared = direction.square().sum(-1)
-    discrepancy, written = v - readout, beta.unsqueeze(-1) * v - alpha.unsqueeze(-1) * readout
-    if rewrite.write.erase == "tied":
-        written = beta.unsqueeze(-1) * discrepancy
-    written = scale * written
+    discrepancy = v - readout
+    written = scale * beta.unsqueeze(-1) * (discrepancy if rewrite.write.erase == "tied" else v)
     error = torch.linalg.vector_norm(discrepancy, dim=-1)
     error_after = torch.linalg.vector_norm(discrepancy - squared.unsqueeze(-1) * written, dim=-1)
     after = rewrite.after().to(dtype)
     channel_norm, channel_norm_after = (torch.linalg.vector_norm(s, dim=-2) for s in (x, after))
     measured = {
         "beta": beta,
-        "alpha": alpha,
         "k_norm": torch.linalg.vector_norm(k, dim=-1),
         "eigenvalue": 1 - scale * alpha * squared,
         "readout": readout,

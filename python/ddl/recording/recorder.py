@@ -49,8 +49,7 @@ class Recording:
     sublayers: names of the residuals, in order of execution; none before the first pass, and then
     statistics have no rows. One with n > 1 rewrites stands there n times, with the numbers
     0 … n − 1 of its rewrites behind its name: whatever has a row for each sublayer has one for each
-    rewrite. So does one with several heads: the rewrite of a head is one of the whole state, whose
-    direction is 0 outside the head's block. Statistics leave out padding.
+    rewrite. Statistics leave out padding.
     quantities: those that the model has: QUANTITIES of one with rewrites, ADDED of another.
     """
 
@@ -63,7 +62,7 @@ class Recording:
         self._moments: dict[tuple[str, str], Moments] = {}
         self._counts: dict[str, Tensor] = {}  # histogram of the eigenvalues of each sublayer
         self._kept: dict[tuple[str, str], list[Tensor]] = {}
-        self._last: dict[int, Tensor] = {}  # k̂ of the sublayer before, of each head
+        self._last: Tensor | None = None  # k̂ of the sublayer before
 
     def __len__(self) -> int:
         """Number of tokens that the first sublayer has seen."""
@@ -127,7 +126,7 @@ class Recording:
         The last axes are the quantity's own: m for one per value channel, d for a direction, (d, m)
         for a state; none for the others. B counts the sequences of all forward passes, one pass
         after the other. "coherence" has L − 1 rows, because nothing comes before the first
-        sublayer; with H heads, which are compared each with its own, L − H.
+        sublayer.
 
         Raises ValueError if `tokens` of `ddl.record` does not name it, if the passes differ in
         length, or if a sublayer ran more often than another.
@@ -177,14 +176,14 @@ class Recording:
                 made["eigenvalue_counts"] = counts[i].tolist()
         return {"tokens": len(self), "sublayers": found}
 
-    def _add(self, sublayer: str, seen: Rewrite | Addition, head: int = 0) -> None:
+    def _add(self, sublayer: str, seen: Rewrite | Addition) -> None:
         if sublayer not in self.sublayers:
             self.sublayers.append(sublayer)
         if isinstance(seen, Rewrite):
-            measured = measure(seen, self._before(sublayer, seen.direction, head))
+            measured = measure(seen, self._before(sublayer, seen.direction))
         else:
-            measured = measure_addition(seen, self._before(sublayer, seen.written, head))
-        self._last[head] = measured["direction"]
+            measured = measure_addition(seen, self._before(sublayer, seen.written))
+        self._last = measured["direction"]
         counted = slice(None) if seen.keep is None else seen.keep.bool()
         for quantity in self.quantities:
             if quantity in measured:
@@ -197,10 +196,10 @@ class Recording:
                 kept = measured[quantity].detach().cpu()
                 self._kept.setdefault((sublayer, quantity), []).append(kept)
 
-    def _before(self, sublayer: str, direction: Tensor, head: int) -> Tensor | None:
+    def _before(self, sublayer: str, direction: Tensor) -> Tensor | None:
         """The direction of the sublayer before in the same pass; None for the first."""
-        last = self._last.get(head)
-        if last is None or sublayer == self.sublayers[head]:
+        last = self._last
+        if last is None or sublayer == self.sublayers[0]:
             return None
         return last if last.shape == direction.shape else None
 
@@ -273,8 +272,7 @@ def record(model: nn.Module, *, tokens: Sequence[str] = ()) -> Iterator[Recordin
             recording._add(name, seen)
         else:
             for number, single in enumerate(seen.singles()):
-                head = number if seen.write.heads > 1 else 0
-                recording._add(f"{name}.{number}", single, head)
+                recording._add(f"{name}.{number}", single)
 
     with installed(hooks_of(model, see)):
         yield recording

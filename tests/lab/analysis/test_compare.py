@@ -24,7 +24,6 @@ from ddl.lab.train import train
 from ddl.lab.train.runs import load_config
 from ddl.models import GPT
 from ddl.models.tokenizers import CharTokenizer, describe
-from tests.compatibility.cases import FORMATS
 from tests.lab.analysis.cases import make_run, write_evaluation
 from tests.lab.analysis.papers import ONE_SHOT, PERPLEXITIES, ZERO_SHOT
 from tests.support.train_cases import quiet, short, stop_at
@@ -120,16 +119,6 @@ def test_an_exported_model_has_its_evaluation(tmp_path: Path) -> None:
     run = only(tmp_path / "hf")
     assert (run.config, run.final, run.parameters) == (None, None, 123)
     assert run.evaluations[0].scores == {"piqa": 60.0}
-
-
-@pytest.mark.parametrize("name", ["additive", "ddl-tc"])
-def test_runs_of_earlier_versions(name: str) -> None:
-    for version in FORMATS:
-        run = only(version / name)
-        assert run.finished
-        assert run.tokens_per_second is not None
-        assert run.tokens_per_second > 0
-        assert run.bits_per_byte is run.peak_memory is run.data is None
 
 
 def test_null_nan_and_huge_numbers(tmp_path: Path) -> None:

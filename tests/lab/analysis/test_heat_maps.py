@@ -59,28 +59,12 @@ def test_depth_shows_what_was_measured(tmp_path: Path) -> None:
 
 def test_training_shows_the_means_by_step(tmp_path: Path) -> None:
     records = recordings(inspected(3))[:2]
-    for quantity in ("beta", "alpha"):
-        records[1]["sublayers"][2][quantity]["mean"] = None
+    records[1]["sublayers"][2]["beta"]["mean"] = None
     shown = images(drawn(lambda path: draw_training(records, path), tmp_path))
     for title, quantity in (("Gate β", "beta"), ("Error |v − p|", "error")):
         expected = [[r["sublayers"][i][quantity]["mean"] for r in records] for i in range(3)]
         values = np.array(expected, dtype=float)
         assert np.array_equal(np.ma.filled(shown[title], np.nan), values, equal_nan=True)
-
-
-def test_training_shows_alpha_where_it_is_another_gate(tmp_path: Path) -> None:
-    records = recordings(inspected(3, erase="separate"))[:2]
-    for step, record in enumerate(records):
-        for i, sublayer in enumerate(record["sublayers"]):
-            sublayer["alpha"]["mean"], sublayer["beta"]["mean"] = i + step / 2, 1.0
-    shown = images(drawn(lambda path: draw_training(records, path), tmp_path))
-    titles = ["Gate β, which writes", "Gate α, which erases", "Error |v − p|", "Norm of the write"]
-    assert list(shown) == titles
-    assert shown[titles[0]].tolist() == [[1.0, 1.0]] * 3
-    assert shown[titles[1]].tolist() == [[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]]
-    records = recordings(inspected(3))[:2]
-    tied = images(drawn(lambda path: draw_training(records, path), tmp_path))
-    assert list(tied) == ["Gate β", *titles[2:]]
 
 
 @pytest.mark.filterwarnings("error")
@@ -127,7 +111,7 @@ def test_training_leaves_out_what_is_no_number(tmp_path: Path, mean: Any) -> Non
     records = recordings(inspected(3))[:2]
     for record in records:
         for sublayer in record["sublayers"]:
-            sublayer["beta"]["mean"] = sublayer["alpha"]["mean"] = sublayer["error"] = mean
+            sublayer["beta"]["mean"] = sublayer["error"] = mean
     shown = images(drawn(lambda path: draw_training(records, path), tmp_path))
     assert np.isnan(np.ma.filled(shown["Gate β"], np.nan)).all()
 

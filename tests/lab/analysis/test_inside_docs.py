@@ -65,5 +65,5 @@ def test_its_figures(names: dict[str, Any]) -> None:
     said = re.search(r"which is ([\d.]+) for d = 128", TEXT)
     assert said
     assert (k[0] * k[1]).sum(-1).abs().mean().item() == pytest.approx(float(said[1]), abs=0.002)
-    assert "β, α, |k|, the eigenvalue, the readout p" in TEXT
-    assert len(QUANTITIES) == 15
+    assert "β, |k|, the eigenvalue, the readout p" in TEXT
+    assert len(QUANTITIES) == 14

@@ -13,7 +13,6 @@ from tests.support.recording_cases import F64, B, L, T, embeddings, make, varian
 KEPT = (
     "direction",
     "beta",
-    "alpha",
     "k_norm",
     "value",
     "eigenvalue",
@@ -35,16 +34,14 @@ def test_spectra_of_a_recording(options):
     stream = make(options, F64)
     found = kept(stream, embeddings())
     scale = stream.residuals[0].branch_scale
-    k, X0, alpha = found["direction"], found["state"][:, 0], scale * found["alpha"]
+    k, X0, beta = found["direction"], found["state"][:, 0], scale * found["beta"]
+    alpha = beta if stream.residuals[0].erase == "tied" else 0 * beta
     assert k.shape[:2] == (B * T, L)
     assert not k.flags.c_contiguous
-    norms = found["k_norm"]
-    if stream.residuals[0].normalize:
-        norms = norms / np.hypot(norms, stream.residuals[0].eps_k)
+    norms = found["k_norm"] / np.hypot(found["k_norm"], stream.residuals[0].eps_k)
     np.testing.assert_allclose(spectra.eigenvalues(alpha, norms), found["eigenvalue"], atol=1e-12)
     np.testing.assert_allclose(spectra.coherence(k), found["coherence"], atol=1e-12)
 
-    beta = scale * found["beta"]
     survival = spectra.write_survival(k, beta, found["value"], X0, erase=alpha)
     last = found["state_after"][:, -1]
     survived = X0.copy()

@@ -129,13 +129,9 @@ def test_sampling_among_the_likeliest(tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         ("sample /nowhere --tokens -1", "`--tokens` must be an integer of at least 0, got -1"),
         (
-            "train tiny --model.residual hc --model.heads 2",
-            f"`--model.heads` must be left at 1 unless --model.residual={quoted(STREAMS)}, got 2",
-        ),
-        (
-            "train tiny --model.residual expanded --model.erase separate",
-            "`--model.erase` must be 'none', which --model.residual=\"expanded\" sets, got "
-            "'separate'",
+            "train tiny --model.residual hc --model.rewrites 2",
+            "`--model.rewrites` must be left at 1 unless "
+            f"--model.residual={quoted(STREAMS)}, got 2",
         ),
         ("demo --residual additive", "`--residual` must be another than additive, got 'additive'"),
     ],

@@ -40,7 +40,7 @@ def test_a_run(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^ 1 mlp +\d\.\d\d ±\d", out, re.MULTILINE)
     assert "Of the embedding" in out
     header = next(line for line in out.splitlines() if "before" in line)
-    explained = re.findall(r"^(α|before, after|shrinks|erased|most by): .+\.$", out, re.MULTILINE)
+    explained = re.findall(r"^(before, after|shrinks|erased|most by): .+\.$", out, re.MULTILINE)
     assert header.split() == ["sublayer", *" ".join(explained).replace(",", "").split()]
     assert "Measured on the held-out part of Python's documentation." in out
     assert f"wrote {run / 'inspect' / 'depth.png'}" in out.splitlines()

@@ -92,8 +92,7 @@ def test_conditions_name_options_and_choices_of_the_table() -> None:
         ("ddl-cc", {"gate_from": "flatten", "gate": "mlp", "gate_hidden": 8, "beta_init": 0.0}),
         ("ddl-cc", {"mapping": "v", "direction": "attention", "value": "sigmoid"}),
         ("ddl-tc", {"mapping": "v", "direction": "mean", "gate": "mlp", "gate_from": "pooled"}),
-        ("ddl-tc", {"heads": 4, "erase": "separate", "branch_scale": 0.5}),
-        ("ddl-cc", {"erase": "none", "normalize": False, "heads": 2}),
+        ("ddl-tc", {"erase": "none", "branch_scale": 0.5}),
     ],
 )
 def test_a_config_that_is_accepted_makes_a_model(residual: str, changes: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ def test_every_tab_of_a_run(run: Path) -> None:
         assert re.search(r"[\u2801-\u28ff]", text)
         text = await screen.press("3")
         assert "cc, 1 of 1, finished" in text
-        assert "[depth] β  α  error  write norm  spectra  survival  coherence  lens" in text
+        assert "[depth] β  error  write norm  spectra  survival  coherence  lens" in text
         assert re.search(r"1 mlp +\d\.\d\d ±\d\.\d\d ", text)
         text = await screen.press("4")
         assert "A comparison needs two runs, and here is no second one." in text
@@ -65,7 +65,6 @@ def test_the_views_of_inside(run: Path) -> None:
         await screen.sees("finished")
         for view, quantity in (
             ("β", "beta"),
-            ("α", "alpha"),
             ("error", "error"),
             ("write norm", "write_norm"),
         ):
@@ -181,7 +180,6 @@ def test_the_inside_of_an_additive_run(tmp_path: Path) -> None:
         text = await screen.press("3")
         assert re.search(r"sublayer +write +\|X\| +cosine +share", text)
         assert "There is no β to show: this residual adds" in await screen.press("v")
-        assert "There is no α to show: this residual adds" in await screen.press("v")
         assert "There is no error to show" in await screen.press("v")
         assert "Norm of the write over training" in await screen.press("v")
         assert "There is no spectrum to show" in await screen.press("v")

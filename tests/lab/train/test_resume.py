@@ -25,7 +25,7 @@ from tests.lab.train.crash import assert_same, curve, tensors
 from tests.support.train_cases import quiet, recorder, short, stop_at
 
 CPU = torch.device("cpu")
-OPTIONS = {"ddl-cc": {"rewrites": 2}, "ddl-tc": {"erase": "separate", "heads": 4}}  # of the model
+OPTIONS = {"ddl-cc": {"rewrites": 2}, "ddl-tc": {"erase": "none"}}  # of the model
 
 
 def train_in_parts(config: TrainConfig, stops: list[int]) -> None:

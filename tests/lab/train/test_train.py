@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -16,7 +15,6 @@ import torch
 from ddl.lab import data
 from ddl.lab.cli.sample import sample
 from ddl.lab.config import OptimConfig, SampleConfig, TrainConfig
-from ddl.lab.config.stored import from_json, to_json
 from ddl.lab.train import Trainer, stop_on_signal, train
 from ddl.lab.train.json_lines import JsonLines
 from ddl.lab.train.runs import load_config, load_run
@@ -172,10 +170,3 @@ def test_a_gpu_made_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     make_repeatable(torch.device("cuda"))
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-
-
-def test_a_run_of_before_loads(tmp_path: Path) -> None:
-    """A run of an earlier version, whose config.json lacks later fields, still loads."""
-    values = json.loads(to_json(short(tmp_path)))
-    del values["deterministic"]
-    assert from_json(TrainConfig, json.dumps(values)) == short(tmp_path)

@@ -8,6 +8,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
 from ddl.errors import InputError
+from ddl.nanogpt import named_as_today
 from ddl.paths import DECODER_MODEL_TYPE
 
 from .structure import Structure
@@ -43,7 +44,7 @@ class DDLDecoderConfig(PreTrainedConfig):
         kwargs.pop("num_hidden_layers", None)
         super().__init__(**kwargs)
         self.base_type, self.made_from = base_type, made_from
-        self.structure, self.stream = structure or {}, stream or {}
+        self.structure, self.stream = structure or {}, named_as_today(stream or {})
         self.base = dict(base or {})  # last: from now on its fields are set with ours
 
     def __getattr__(self, name: str) -> Any:

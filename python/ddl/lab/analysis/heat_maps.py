@@ -111,7 +111,6 @@ TRAINING = {
     "error": "Error |v − p|",
     "write_norm": "Norm of the write",
 }
-APART = {"beta": "Gate β, which writes", "alpha": "Gate α, which erases"}
 OF_ADDITIONS = {
     "write_norm": "Norm of the write",
     "state_norm_after": "Norm of the stream after it",
@@ -119,8 +118,8 @@ OF_ADDITIONS = {
 
 
 def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw mean β, |v − p| and the norm of the writes over depth and training as a PNG, and mean α
-    if it is not β; of a model without rewrites the norms of the writes and of the stream.
+    """Draw mean β, |v − p| and the norm of the writes over depth and training as a PNG; of a model
+    without rewrites the norms of the writes and of the stream.
 
     records: what `ddl train --record-every` has left, one for each recorded step. Raises ValueError
     if one has no sublayers, or others than the first.
@@ -130,9 +129,6 @@ def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
     steps = [str(step) for step in training.steps]
     unknown = [[None] * len(steps)] * len(names)
     titles = TRAINING if "beta" in records[0]["sublayers"][0] else OF_ADDITIONS
-    beta = training.means.get("beta")
-    if training.means.get("alpha", beta) != beta:
-        titles = APART | {name: title for name, title in TRAINING.items() if name not in APART}
 
     def fill(axes: Any) -> None:
         for (quantity, title), place in zip(titles.items(), axes.flat, strict=True):

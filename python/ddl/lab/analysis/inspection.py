@@ -40,8 +40,8 @@ class Inspection(NamedTuple):
         rewrites the direction is that of the sublayer's output.
     effective_rank: (L + 1,), of the state before each sublayer and after the last.
     singular_values: (3, min(L, d)), the tenth, fiftieth and ninetieth percentile over tokens of the
-        singular values, in falling order, of the product of all rewrites' operators I − αk̂k̂ᵀ;
-        all others are 1. None without rewrites.
+        singular values, in falling order, of the product of all rewrites' operators I − αk̂k̂ᵀ, α
+        being β, or 0 of a rewrite that erases nothing; all others are 1. None without rewrites.
     survival: (L + 1, L + 1), the mean norm of what is left of source s after sublayer n, over its
         mean norm when it was written; NaN before. Source 0 is the embedding, source s the write of
         sublayer s; column 0 is before the first sublayer.
@@ -138,7 +138,7 @@ def inspect(
 
 
 class _Pass:
-    """One window's rewrites: directions, gates β and α and values of every rewrite."""
+    """One window's rewrites: direction, gate β, what is erased (α) and value of every rewrite."""
 
     def __init__(self) -> None:
         self.embedding: Array | None = None
@@ -160,7 +160,7 @@ class _Pass:
         if self.embedding is None:
             self.embedding = state
         self.directions.append(rows(rewrite.unit_direction(), 1))
-        self.betas.append(rewrite.scale * rows(rewrite.beta, 0))
+        self.betas.append(rewrite.scale * rows(rewrite.gate, 0))
         self.alphas.append(rewrite.scale * rows(rewrite.alpha, 0))
         self.values.append(rows(rewrite.value, 1))
         self.ranks.append(spectra.effective_rank(state))

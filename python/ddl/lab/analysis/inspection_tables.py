@@ -48,7 +48,6 @@ def audit_table(summary: Summary) -> Table:
     table = _table("Do rewrites correct, and are writes erased?")
     names = _names(summary)
     columns = {
-        "α": _spreads(summary, "alpha"),
         "before": _means(summary, "error"),
         "after": _means(summary, "error_after"),
         "shrinks": [_percent(of["shrinks"]["mean"]) for of in summary["sublayers"]],
@@ -59,7 +58,6 @@ def audit_table(summary: Summary) -> Table:
 
 
 AUDIT = """\
-α: the gate that erases, and its spread.
 before, after: the mean discrepancy |v − k̂ᵀX| before the rewrite and after it.
 shrinks: the share of the tokens whose discrepancy becomes smaller.
 erased: how much of the write, by norm, later sublayers erase; left is the rest.

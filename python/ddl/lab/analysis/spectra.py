@@ -2,7 +2,8 @@
 
     X' = A X + β k̂ vᵀ    A = I − α k̂k̂ᵀ    k̂ = k/√(|k|² + ε_k²)    X: (d, m)  v: (m,)  α, β ∈ [0, 2]
 
-(Deep Delta Learning, arXiv 2601.00417, eq. 2.3 to 2.5, where α = β.) Common arguments:
+(Deep Delta Learning, arXiv 2601.00417, eq. 2.3 to 2.5.) α = β, or 0 of a rewrite that erases
+nothing. Common arguments:
 
 directions: k̂ (N, L, d), of norm 1 or slightly less; up to 1.01 is accepted, because rounding to
 bfloat16 lengthens some. gates: β (N, L). values: v (N, L, m).
@@ -102,9 +103,8 @@ class WriteSurvival(NamedTuple):
 def eigenvalues(gates: Floats, norms: Floats, *, threads: int | None = None) -> Float64:
     """λ = 1 − α|k̂|² (N, L), the one eigenvalue of A that differs from 1 (Thm. 3.1).
 
-    It is also the determinant of a rewrite on one value channel. gates: α (N, L), by which k̂ᵀX is
-    erased: β, unless it is a gate of its own. norms: |k̂| (N, L). From |k| it is
-    |k|/√(|k|² + ε_k²), in numpy `k / np.hypot(k, eps_k)`.
+    It is also the determinant of a rewrite on one value channel. gates: α (N, L). norms: |k̂|
+    (N, L). From |k| it is |k|/√(|k|² + ε_k²), in numpy `k / np.hypot(k, eps_k)`.
     """
     sizes = _Sizes()
     arrays = {"gates": sizes.check("gates", gates, "N L")}
@@ -202,9 +202,8 @@ def product_singular_values(
     """The singular values (N, min(L, d)) of A_L…A_1, descending: what all rewrites do to a state.
 
     The other d − min(L, d) singular values are exactly 1, because no direction reaches their
-    vectors. gates: α (N, L), as in `eigenvalues`. For α in [0, 2] none exceeds 1 by more than
-    rounding. Errors are in the order of
-    float64's rounding, for parallel and zero directions, too.
+    vectors. gates: α (N, L). For α in [0, 2] none exceeds 1 by more than rounding. Errors are in
+    the order of float64's rounding, for parallel and zero directions, too.
 
     The triangular factor R of K = [k̂_1 … k̂_L] = QR turns the product into one of the same form and
     of size min(L, d), without forming A or KᵀK.
@@ -244,7 +243,7 @@ def write_survival(
     |X_L|²; it is negative for a source that points against the state, and shares sum to 1. If X_L
     is zero, as for padding, all its shares are 0.
 
-    gates: β (N, L). erase: α (N, L), by which k̂ᵀX is erased; None for β.
+    gates: β (N, L). erase: α (N, L); None for β.
     mean: return means over tokens, computed in memory that does not grow with N. Raises InputError
     for N = 0 then.
     """

@@ -238,7 +238,7 @@ def _seen(model: GPT, idx: Tensor) -> dict[str, Tensor]:
     rewrites = [step for step in steps if isinstance(step, Rewrite)]
     if rewrites:
         found["output"] = torch.stack([step.direction for step in rewrites])
-        found["gate"] = torch.stack([torch.logit(step.beta / 2) for step in rewrites])
+        found["gate"] = torch.stack([torch.logit(step.gate / 2) for step in rewrites])
         found["value"] = torch.stack([step.value for step in rewrites])
     else:
         scale = model.config.times_as_deep  # the additions have been divided by it

@@ -53,21 +53,6 @@ def write(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k: 
     return state + (written.squeeze(-1) if state.ndim == direction.ndim else written)
 
 
-def rewrite_heads(
-    state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k: float, heads: int
-) -> Tensor:
-    """`rewrite` of each of H blocks of features. v (…, H·m); β (…, H)."""
-    axis = direction.ndim - 1
-    blocks = rewrite(
-        torch.unflatten(state, axis, (heads, -1)),
-        torch.unflatten(direction, -1, (heads, -1)),
-        torch.unflatten(value, -1, (heads, -1)),
-        gate.unsqueeze(-1),
-        eps_k,
-    )
-    return blocks.flatten(axis, axis + 1)
-
-
 def compress(state: Tensor, weight: Tensor | None, style: Style = "products") -> Tensor:
     """x (B, T, d) of a state (B, T, d, m). Weights as in `ddl.Read`; None returns the state."""
     if weight is None:
@@ -115,8 +100,8 @@ def _causal_conv(x: Tensor, weight: Tensor, groups: int) -> Tensor:
 class PlainStream(nn.Module):
     """A `DeltaStream` without the fused operators, on the very modules and parameters of `stream`.
 
-    It covers the model variants: k-Map with value and gate read from the context, with any number
-    of heads; with one head, erase="none", too. Any other stream is a ValueError.
+    It covers the model variants: k-Map with value and gate read from the context. Any other stream
+    is a ValueError.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -125,12 +110,9 @@ class PlainStream(nn.Module):
             assert isinstance(residual, DeltaResidual)
             sources = {residual.value_from, residual.gate_from}
             linear = residual.mapping == "k" and residual.value is not None
-            tied = residual.erase == "tied" and residual.branch_scale == 1
-            none = (residual.erase, residual.heads, residual.branch_scale) == ("none", 1, 1)
-            once = (tied or (none and residual.normalize)) and residual.rewrites == 1
+            once = (residual.rewrites, residual.branch_scale) == (1, 1)
             if not (linear and once) or sources != {"context"}:
-                expected = "map k, write once, read value and gate from h and erase what it writes"
-                expected += ", or nothing with one head"
+                expected = "map k, write once, read value and gate from h and have branch_scale=1"
                 raise ValueError(f"`stream` must {expected}, got {residual}")
         self.sublayers, self.expand, self.reads = stream.sublayers, stream.expand, stream.reads
         self.residuals, self.readout = stream.residuals, stream.readout
@@ -156,12 +138,7 @@ class PlainStream(nn.Module):
                 value = residual.value_scale * torch.sigmoid(value)
             gate = 2 * torch.sigmoid(residual.gate(h))
             operands = (sublayer(h, *args), value, gate, residual.eps_k)
-            if residual.erase == "none":
-                state = write(state, *operands)
-            elif residual.heads == 1:
-                state = rewrite(state, *operands)
-            else:
-                state = rewrite_heads(state, *operands, residual.heads)
+            state = (write if residual.erase == "none" else rewrite)(state, *operands)
         return _read(self.readout, state)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddl.errors import InputError, check_fields
+from ddl.models.config import GPTConfig
+from ddl.options import without_removed
 
 Config = TypeVar("Config")
 NO_VALUE = "–"  # for an empty list
@@ -61,6 +63,8 @@ def _build(kind: type[Config], values: dict[str, Any], inside: str = "") -> Conf
     hints = typing.get_type_hints(kind)
     if not isinstance(values, dict):
         raise TypeError(f"{type(values).__name__} instead of an object")
+    if kind is GPTConfig:
+        values = without_removed(values)
     check_fields(kind, values, inside)
     made = dict(values)
     for name, value in values.items():

@@ -36,10 +36,9 @@ class Recorded(NamedTuple):
     means: dict[str, tuple[float, ...]]
 
 
-OVER_TRAINING = {"beta": "β", "alpha": "α", "error": "error", "write_norm": "write norm"}
+OVER_TRAINING = {"beta": "β", "error": "error", "write_norm": "write norm"}
 TITLES = {
     "beta": "Gate β over training",
-    "alpha": "Gate α, which erases, over training",
     "error": "Error |v − p| over training",
     "write_norm": "Norm of the write over training",
 }
@@ -93,7 +92,7 @@ def content(
         return OF_INSPECTION[name](inspection, width)
     if quantity is not None and recordings:
         if quantity not in recordings[-1].means:
-            return _without(name, width, rewrites="beta" in recordings[-1].means)
+            return _without(name, width)
         return _over_training(recordings, quantity, width)
     how = (
         "No inspection: `ddl inspect RUN` makes one, which appears here."
@@ -103,9 +102,8 @@ def content(
     return Text(wrap(how, width))
 
 
-def _without(what: str, width: int, *, rewrites: bool = False) -> Text:
-    reason = "the recordings are of an earlier version" if rewrites else "this residual adds"
-    return Text(wrap(f"There is no {what} to show: {reason}.", width))
+def _without(what: str, width: int) -> Text:
+    return Text(wrap(f"There is no {what} to show: this residual adds.", width))
 
 
 def _over_training(recordings: Sequence[Recorded], quantity: str, width: int) -> Text:

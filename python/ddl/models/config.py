@@ -52,24 +52,25 @@ STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
     "ddl-cc-noec": ("channel", "repeat"),
     "ddl-tc": ("token", "conv"),
     "ddl-tc-noec": ("token", "repeat"),
-    "expanded": ("channel", "repeat"),
 }
 
 # The same of every residual whose reads are those of DeltaStream.
-READS: dict[str, tuple[Compress, ExpandKind]] = {**STREAMS, "additive-conv": ("token", "repeat")}
+READS: dict[str, tuple[Compress, ExpandKind]] = {
+    **STREAMS,
+    "expanded": ("channel", "repeat"),
+    "additive-conv": ("token", "repeat"),
+}
+
+FUSED: tuple[str, ...] = (*STREAMS, "additive-conv")
+"""The residuals that run our operators; the others are plain PyTorch."""
 
 # Residuals without rewrites, to compare with.
 BASELINES: tuple[str, ...] = tuple(name for name in RESIDUALS if name not in STREAMS)
 
-# residual → options of DeltaResidual that it sets, which cannot be chosen.
-FIXED: dict[str, dict[str, Any]] = {
-    "expanded": {"erase": "none", "normalize": False, "eps_k": None}
-}
-
-PUBLISHED: tuple[str, ...] = ("additive", *(name for name in STREAMS if name not in FIXED))
+PUBLISHED: tuple[str, ...] = ("additive", *STREAMS)
 """The residuals of the papers' code."""
 
-SCALED: tuple[str, ...] = ("additive", *STREAMS)
+SCALED: tuple[str, ...] = (*PUBLISHED, "expanded")
 """The residuals that have other parameterizations than the standard one."""
 
 MOST_SUMS = 8  # of an attention-residual's default, as in its paper
@@ -204,10 +205,9 @@ class GPTConfig:
     own. The first one's direction is the sublayer's output, the others' are linear maps of it."""
     erase: Erase = "tied"
     """What a rewrite erases. tied: as much as it writes. none: nothing, the control without
-    rewriting, as residual expanded does. separate: by a gate of its own, which starts like β."""
+    rewriting. separate: by a gate of its own, which starts like β."""
     normalize: bool = True
-    """Whether a direction is normalised; False, with `erase` none only, writes β k vᵀ, as residual
-    expanded does."""
+    """Whether a direction is normalised; False, with `erase` none only, writes β k vᵀ."""
     branch_scale: float = 1.0
     """Factor of what a rewrite changes: of its gates."""
     direction_rank: int | None = None
@@ -234,7 +234,6 @@ class GPTConfig:
         check_options(given, STREAM_OPTIONS, _spelled)
         if self.residual in BASELINES:
             check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}", others=("residual",))
-        given |= self._check_fixed()
         check_anchors(self.anchor_every, self.heads)
         channels = 1 if self.residual == "ddl" else self.value_channels
         check_residual(given, self.hidden_size, channels)
@@ -278,18 +277,6 @@ class GPTConfig:
             default = GPTConfig.value_init
             expected = f'be left at {default} unless initial_weights="standard"'
             raise InputError("value_init", expected, repr(self.value_init), ("initial_weights",))
-
-    def _check_fixed(self) -> dict[str, Any]:
-        """Set the options that the residual sets, and return them; raise if one was chosen that is
-        neither this value nor the default."""
-        fixed = FIXED.get(self.residual, {})
-        for name, value in fixed.items():
-            default, got = RESIDUAL_OPTIONS[name].default, getattr(self, name)
-            if got not in (default, value):
-                expected = f'be {value!r}, which residual="{self.residual}" sets'
-                raise InputError(name, expected, repr(got), ("residual",))
-            object.__setattr__(self, name, value)
-        return fixed
 
     def _check_mixer_layers(self) -> None:
         """Raise unless the layers exist; keep them in order, as JSON's list would not be equal."""
@@ -384,8 +371,6 @@ def idle_options(fields: abc.Mapping[str, Any]) -> set[str]:
     idle = {name for name, option in options.items() if not has_effect(option, given)}
     if fields["residual"] in BASELINES:
         idle |= OF_DELTA.keys()
-    if fields["residual"] in FIXED:
-        idle |= FIXED[fields["residual"]].keys()
     return {SPELLED.get(name, name) for name in idle} & fields.keys()
 
 

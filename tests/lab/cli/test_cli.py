@@ -132,11 +132,6 @@ def test_sampling_among_the_likeliest(tmp_path: Path, capsys: pytest.CaptureFixt
             "train tiny --model.residual hc --model.heads 2",
             f"`--model.heads` must be left at 1 unless --model.residual={quoted(STREAMS)}, got 2",
         ),
-        (
-            "train tiny --model.residual expanded --model.erase separate",
-            "`--model.erase` must be 'none', which --model.residual=\"expanded\" sets, got "
-            "'separate'",
-        ),
         ("demo --residual additive", "`--residual` must be another than additive, got 'additive'"),
     ],
 )

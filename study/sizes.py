@@ -90,7 +90,7 @@ def picture(kept: Collection[Record], path: Path, digest: str) -> None:
             record = by_name[name_of(residual, over, scaled=scaled)]
             places, sizes = record["places"], record["sizes"]
             for number, quantity in enumerate(coordinates.DERIVED):
-                derived = coordinates.derived_slope(residual, over, quantity)
+                derived = coordinates.derived_slope(over, quantity)
                 if derived is None or quantity not in sizes[0]:
                     continue
                 base = sizes[0][quantity]

@@ -19,6 +19,7 @@ from ddl.models import GPT, NanoGPT, NanoGPTConfig
 from ddl.models.streams.attention_residual import AttentionResidualStream, attend
 from ddl.models.streams.connected import ConnectedStream
 from ddl.models.streams.convolved import ConvolvedStream
+from ddl.models.streams.expanded import ExpandedStream
 from ddl.nn.stream import DeltaStream
 from ddl.options import quoted
 from tests.support.hf_cases import DEPTH, VARIANTS, model, padded, small, tokens
@@ -182,6 +183,12 @@ def test_hidden_states(residual: str) -> None:
         for index, (read, part) in enumerate(zip(trunk.reads, trunk.sublayers, strict=True)):
             expected += [read(x)] * (index % 2 == 0)
             x = x + part(read(x))
+    elif isinstance(trunk, ExpandedStream):
+        x = torch.stack([x] * 4, dim=-1)
+        for index, (read, part) in enumerate(zip(trunk.reads, trunk.sublayers, strict=True)):
+            h = read(x)
+            expected += [h] * (index % 2 == 0)
+            x = x + part(h)[..., None] * trunk.residuals[index](h)[..., None, :]
     else:
         for index, (norm, part) in enumerate(zip(trunk.norms, trunk.sublayers, strict=True)):
             expected += [norm(x)] * (index % 2 == 0)

@@ -58,7 +58,9 @@ def test_gates_and_values_stay_float32(
         or (re.search(r"\.(map|base|scale)$", name) and options["residual"] in WITH_MAPS)
         or re.search(r"\.mixer\.(gate|decay)\.", name)
     }
-    assert bool(expected) == (options["residual"] in (*STREAMS, *WITH_MAPS) or "mixer" in options)
+    assert bool(expected) == (
+        options["residual"] in (*STREAMS, "expanded", *WITH_MAPS) or "mixer" in options
+    )
     assert gates(loaded) == expected
     kept = loaded._keep_in_fp32_modules_strict
     assert {n for n in gpt.state_dict() if any(re.search(k, n) for k in kept)} == expected

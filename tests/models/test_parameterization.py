@@ -20,7 +20,7 @@ from ddl.hf import from_gpt, load, save
 from ddl.lab import cli
 from ddl.lab.bench import coordinates
 from ddl.models import GPT, GPTConfig
-from ddl.models.config import SCALED
+from ddl.models.config import SCALED, STREAMS
 from ddl.models.scaling import plain_name
 from ddl.optim import (
     OptimConfig,
@@ -70,16 +70,19 @@ def test_a_model_of_its_base_size_is_the_standard_one(residual):
 
 @every
 def test_rates_by_what_a_parameter_sums_over(residual):
-    config = wide(residual, **({} if residual == "additive" else {"gate": "mlp"}))
+    rewrites = residual in STREAMS
+    config = wide(residual, **({"gate": "mlp"} if rewrites else {}))
     model = GPT(config)
     found, r = rates(model), 4
-    normalised = config.normalize
     for name, rate in found.items():
         if name.endswith("value.bias"):
-            expected = math.sqrt(r) if normalised else 1
+            expected = math.sqrt(r) if rewrites else 1
         elif name.endswith("value.weight"):
-            expected = 1 / math.sqrt(r) if normalised else 1 / r
-        elif name.endswith(("gate.0.weight", "c_proj.weight")) or ".sublayers." in name:
+            expected = 1 / math.sqrt(r) if rewrites else 1 / r
+        elif (
+            name.endswith(("gate.0.weight", "gate.weight", "c_proj.weight"))
+            or ".sublayers." in name
+        ):
             inputs = model.get_parameter(name).shape[-1] if "weight" in name else 1
             known = name.endswith("weight") and model.get_parameter(name).ndim == 2
             expected = {344: 85 / 341, 341: 85 / 341}.get(inputs, 1 / r) if known else 1

@@ -16,6 +16,7 @@ from ddl.models.config import BASELINES
 from ddl.models.streams.attention_residual import AttentionResidualStream, attend
 from ddl.models.streams.connected import ConnectedStream
 from ddl.models.streams.convolved import ConvolvedStream
+from ddl.models.streams.expanded import ExpandedStream
 from ddl.recording import ADDED, KEPT
 from tests.support import hf_cases
 from tests.support.helpers import randomise_
@@ -47,12 +48,19 @@ def by_hand(model: GPT, idx: Tensor) -> list[Step]:
     if isinstance(trunk, AttentionResidualStream):
         return by_attention(trunk, x)
     n = trunk.streams if isinstance(trunk, ConnectedStream) else 1
+    n = trunk.value_channels if isinstance(trunk, ExpandedStream) else n
     X, steps = x[..., None].expand(*x.shape, n), []
     for i, sublayer in enumerate(trunk.sublayers):
-        norm = trunk.norms[i] if not isinstance(trunk, ConvolvedStream) else nn.Identity()
+        normed = isinstance(trunk, ConvolvedStream | ExpandedStream)
+        norm = nn.Identity() if normed else trunk.norms[i]
         if isinstance(trunk, ConvolvedStream):
             read = trunk.reads[i](X[..., 0])
             mix, join = torch.eye(1, dtype=F64), torch.ones(1, dtype=F64)
+        elif isinstance(trunk, ExpandedStream):
+            read, part = trunk.reads[i](X), trunk.residuals[i]
+            beta = 2 * torch.sigmoid(read @ part.gate.weight.T + part.gate.bias)
+            join = beta * (read @ part.value.weight.T + part.value.bias)
+            mix = torch.eye(n, dtype=F64)
         elif model.config.residual in ("mhc", "independent-hc", "gated"):
             read, _, join, mix = trunk.connections[i](X.transpose(-1, -2))
             mix = torch.eye(n, dtype=F64) if mix is None else mix

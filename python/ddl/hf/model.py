@@ -77,6 +77,7 @@ class DDLDecoder(OurDecoder):
         "ConvolvedStream",
         "ConnectedStream",
         "AttentionResidualStream",
+        "ExpandedStream",
         "DeltaStream",
     ]
     _skip_keys_device_placement = list(CACHE_NAMES)  # noqa: RUF012

@@ -8,7 +8,7 @@ import torch
 
 from ddl import cuda
 from ddl.errors import InputError
-from ddl.models.config import READS
+from ddl.models.config import FUSED
 
 
 def pick_device(name: str, residual: str) -> torch.device:
@@ -31,4 +31,4 @@ def _why_no_gpu(residual: str) -> str | None:
     if not torch.cuda.is_available():
         return "torch finds no GPU"
     # Other residuals use torch alone, so they run on GPUs that our kernels do not support.
-    return cuda.why_unavailable() if residual in READS else None
+    return cuda.why_unavailable() if residual in FUSED else None

@@ -51,24 +51,25 @@ STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
     "ddl-cc-noec": ("channel", "repeat"),
     "ddl-tc": ("token", "conv"),
     "ddl-tc-noec": ("token", "repeat"),
-    "expanded": ("channel", "repeat"),
 }
 
 # The same of every residual whose reads are those of DeltaStream.
-READS: dict[str, tuple[Compress, ExpandKind]] = {**STREAMS, "additive-conv": ("token", "repeat")}
+READS: dict[str, tuple[Compress, ExpandKind]] = {
+    **STREAMS,
+    "expanded": ("channel", "repeat"),
+    "additive-conv": ("token", "repeat"),
+}
+
+FUSED: tuple[str, ...] = (*STREAMS, "additive-conv")
+"""The residuals that run our operators; the others are plain PyTorch."""
 
 # Residuals without rewrites, to compare with.
 BASELINES: tuple[str, ...] = tuple(name for name in RESIDUALS if name not in STREAMS)
 
-# residual → options of DeltaResidual that it sets, which cannot be chosen.
-FIXED: dict[str, dict[str, Any]] = {
-    "expanded": {"erase": "none", "normalize": False, "eps_k": None}
-}
-
-PUBLISHED: tuple[str, ...] = ("additive", *(name for name in STREAMS if name not in FIXED))
+PUBLISHED: tuple[str, ...] = ("additive", *STREAMS)
 """The residuals of the papers' code."""
 
-SCALED: tuple[str, ...] = ("additive", *STREAMS)
+SCALED: tuple[str, ...] = (*PUBLISHED, "expanded")
 """The residuals that have other parameterizations than the standard one."""
 
 MOST_SUMS = 8  # of an attention-residual's default, as in its paper
@@ -227,7 +228,6 @@ class GPTConfig:
         check_options(given, STREAM_OPTIONS, _spelled)
         if self.residual in BASELINES:
             check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}", others=("residual",))
-        given |= self._check_fixed()
         channels = 1 if self.residual == "ddl" else self.value_channels
         check_residual(given, channels)
         self._check_heads()
@@ -266,18 +266,6 @@ class GPTConfig:
             default = GPTConfig.value_init
             expected = f'be left at {default} unless initial_weights="standard"'
             raise InputError("value_init", expected, repr(self.value_init), ("initial_weights",))
-
-    def _check_fixed(self) -> dict[str, Any]:
-        """Set the options that the residual sets, and return them; raise if one was chosen that is
-        neither this value nor the default."""
-        fixed = FIXED.get(self.residual, {})
-        for name, value in fixed.items():
-            default, got = RESIDUAL_OPTIONS[name].default, getattr(self, name)
-            if got not in (default, value):
-                expected = f'be {value!r}, which residual="{self.residual}" sets'
-                raise InputError(name, expected, repr(got), ("residual",))
-            object.__setattr__(self, name, value)
-        return fixed
 
     def _check_mixer_layers(self) -> None:
         """Raise unless the layers exist; keep them in order, as JSON's list would not be equal."""
@@ -370,8 +358,6 @@ def idle_options(fields: abc.Mapping[str, Any]) -> set[str]:
     idle = {name for name, option in options.items() if not has_effect(option, given)}
     if fields["residual"] in BASELINES:
         idle |= OF_DELTA.keys()
-    if fields["residual"] in FIXED:
-        idle |= FIXED[fields["residual"]].keys()
     return {SPELLED.get(name, name) for name in idle} & fields.keys()
 
 

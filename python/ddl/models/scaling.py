@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from .config import GPTConfig
+from .config import STREAMS, GPTConfig
 
 __all__ = ["learning_rate_scales"]
 
@@ -40,7 +40,8 @@ def learning_rate_scales(
             must = "the model's own while the rates follow the parameterization"
             raise ValueError(f"`{given}` must be a parameter of {must}, got another module's")
         scale = 1 / widths[name]
-        if OF_VALUES.match(name) and config.value == "linear":
+        rewrites = config.residual in STREAMS
+        if OF_VALUES.match(name) and rewrites and config.value == "linear":
             scale *= math.sqrt(config.times_as_wide)  # that of sigmoid is outside of it
         yield parameter, scale, 1 / (config.times_as_wide * config.times_as_deep)
 

@@ -18,6 +18,7 @@ from .streams.additive import AdditiveStream
 from .streams.attention_residual import AttentionResidualStream
 from .streams.connected import ConnectedStream, SumOfStreams
 from .streams.convolved import ConvolvedStream
+from .streams.expanded import ExpandedStream
 from .streams.gated import GatedConnection, GatedRead
 from .streams.hyper import HyperConnection
 from .streams.independent_hc import SCALE, IndependentConnection, even_base
@@ -95,6 +96,19 @@ def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> Trunk:
                 read_init=config.read_init,
                 sublayers_per_compressor=config.sublayers_per_compressor,
                 norm_eps=NORM_EPS,
+            )
+        case "expanded":
+            return ExpandedStream(
+                config.hidden_size,
+                sublayers,
+                value_channels=config.value_channels,
+                kernel_size=config.compress_kernel_size,
+                compress_parameterization=config.compress_parameterization,
+                causal=config.compress_causal,
+                read_init=config.read_init,
+                sublayers_per_compressor=config.sublayers_per_compressor,
+                norm_eps=NORM_EPS,
+                branch_scale=1 / config.times_as_deep,
             )
         case "attention-residual":
             return AttentionResidualStream(

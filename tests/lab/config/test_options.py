@@ -109,12 +109,13 @@ CHANGED = {
 }  # fmt: skip
 
 
-def test_the_additive_residual_has_no_options() -> None:
+@pytest.mark.parametrize("residual", ["additive", "expanded"])
+def test_a_baseline_has_no_options_of_rewrites(residual: str) -> None:
     assert CHANGED.keys() == RESIDUAL_OPTIONS.keys()
     known = " or ".join(f'"{residual}"' for residual in STREAMS)
     for name, given in CHANGED.items():
         default = RESIDUAL_OPTIONS[name].default
         with pytest.raises(InputError) as refusal:
-            replace(TINY, residual="additive", **{name: given})
+            replace(TINY, residual=residual, **{name: given})
         expected = f"`{name}` must be left at {default!r} unless residual={known}, got {given!r}"
         assert str(refusal.value) == expected

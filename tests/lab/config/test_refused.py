@@ -51,16 +51,6 @@ VALUES: list[tuple[dict[str, object], str]] = [
     ({"eps_k": 1e-19}, "`eps_k` must be at least 1e-18, got 1e-19"),
     ({"gate": "tanh"}, '`gate` must be "linear" or "mlp", got \'tanh\''),
     ({"compress_causal": "no"}, "`compress_causal` must be True or False, got 'no'"),
-    *(
-        (
-            {name: got, "residual": "expanded"},
-            f'`{name}` must be {value!r}, which residual="expanded" sets, got {got!r}',
-        )
-        for name, value, got in (
-            ("erase", "none", "separate"),
-            ("eps_k", None, 0.1),
-        )
-    ),
     (
         {"value": "constant", "mapping": "v"},
         '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"',
@@ -154,13 +144,6 @@ def test_a_mixer_in_no_layer_is_refused() -> None:
     expected = "one or more numbers of layers from 0 on, each once, or None"
     with pytest.raises(InputError, match=rf"^`mixer_layers` must be {expected}, got \(\)$"):
         replace(TINY, mixer="deltanet", mixer_layers=())
-
-
-def test_a_config_says_what_its_residual_sets() -> None:
-    """So it equals one with these options, and a stored one says what ran."""
-    config = replace(TINY, residual="expanded")
-    assert (config.erase, config.normalize, config.eps_k) == ("none", False, None)
-    assert config == replace(TINY, residual="expanded", erase="none", normalize=False)
 
 
 @pytest.mark.parametrize("changes", [changes for changes, _ in UNUSED])

@@ -47,7 +47,7 @@ def train_in_parts(config: TrainConfig, stops: list[int]) -> None:
         ("ddl-tc", {"precision": "bfloat16", "save_every": 4, "keep_every": 4}),
         *(
             pytest.param(residual, {"precision": "bfloat16", "record_every": 5}, marks=marks)
-            for residual in (*BASELINES[1:], "expanded")
+            for residual in BASELINES[1:]
             for marks in ([] if residual == "mhc" else [pytest.mark.exhaustive],)
         ),
     ],

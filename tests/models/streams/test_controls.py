@@ -1,4 +1,4 @@
-"""The controls of DDL: additive-conv against its equation, expanded against DeltaStream."""
+"""The controls of DDL, additive-conv and expanded, against their equations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ddl.lab.config import GPTConfig
 from ddl.models import GPT, Cache
 from ddl.models.streams.convolved import ConvolvedStream
-from ddl.nn import DeltaStream
-from tests.support.helpers import normal, randomise_
+from ddl.models.streams.expanded import ExpandedStream
+from tests.support.helpers import gradients, normal, randomise_
 
 B, T, D, L = 2, 6, 10, 5
 CONFIG = GPTConfig(
@@ -88,22 +88,53 @@ def test_a_pruned_norm_of_a_shared_read_is_formed_for_the_cache() -> None:
     torch.testing.assert_close(cached, model(IDX).logits, rtol=0, atol=2e-5)
 
 
-def test_expanded_is_a_delta_stream_that_erases_nothing() -> None:
-    model = GPT(replace(CONFIG, residual="expanded", value_channels=3)).double()
-    randomise_(model.trunk, std=0.4)
-    options: dict[str, Any] = {"erase": "none", "normalize": False}
-    stream = DeltaStream(
-        16, model.trunk.sublayers, value_channels=3, compress="channel", expand="repeat", **options
-    ).double()
-    stream.load_state_dict(model.trunk.state_dict())
-    x = normal(2, 6, 16)
-    assert torch.equal(stream(x), model.trunk(x))
-    X = x.unsqueeze(-1).expand(2, 6, 16, 3)
-    for read, sublayer, residual in zip(
-        stream.reads, stream.sublayers, stream.residuals, strict=True
-    ):
-        h = read(X)
-        beta = 2 * torch.sigmoid(h @ residual.gate.weight.T + residual.gate.bias)
-        v = h @ residual.value.weight.T + residual.value.bias
-        X = X + beta.unsqueeze(-1) * sublayer(h).unsqueeze(-1) * v.unsqueeze(-2)
-    torch.testing.assert_close(stream(x), stream.readout(X), rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"value_channels": 3},
+        {"value_channels": 1, "sublayers_per_compressor": 1, "read_init": 0.3},
+        {"compress_parameterization": "factored", "compress_kernel_size": 3},
+    ],
+)
+def test_the_equation_of_expanded(options: dict[str, Any], scaled: bool) -> None:
+    """States of all sublayers, the final read and every gradient by name."""
+    depth: dict[str, Any] = {"parameterization": "completep", "base_width": 16, "base_layers": 1}
+    model = GPT(replace(CONFIG, residual="expanded", **options, **(depth if scaled else {})))
+    stream, x = model.double().trunk, normal(2, 6, 16).requires_grad_()
+    assert isinstance(stream, ExpandedStream)
+    randomise_(stream, std=0.4)
+    X = x.unsqueeze(-1).repeat(1, 1, 1, model.config.value_channels)
+    for read, sublayer, part in zip(stream.reads, stream.sublayers, stream.residuals, strict=True):
+        compressed = (X * read.effective_weight()).sum(-1)
+        rms = (compressed.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        h = compressed / rms * read.norm_weight
+        beta = 2 * torch.sigmoid(h @ part.gate.weight.T + part.gate.bias)
+        v = h @ part.value.weight.T + part.value.bias
+        X = X + (0.5 if scaled else 1) * (beta * v).unsqueeze(-2) * sublayer(h).unsqueeze(-1)
+    expected = gradients(stream.read_out(X), {"x": x}, stream)
+    for name, found in gradients(stream(x), {"x": x}, stream).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_a_new_expanded_stream_adds_to_the_mean_of_its_channels() -> None:
+    """β v = 1, if the weights of the values are 0; no others are drawn."""
+    stream = GPT(replace(CONFIG, residual="expanded")).trunk
+    for part in stream.residuals:
+        nn.init.zeros_(part.value.weight)
+    plain = GPT(replace(CONFIG, residual="additive")).trunk
+    plain.sublayers.load_state_dict(stream.sublayers.state_dict())
+    x = normal(2, 6, 16, dtype=torch.float32)
+    torch.testing.assert_close(stream(x), plain(x))
+
+
+def test_a_wrapped_part_of_an_expanded_stream_is_refused_by_name() -> None:
+    class Twice(nn.Sequential):
+        pass
+
+    for path in ("reads.1", "readout", "residuals.0.gate"):
+        stream = GPT(replace(CONFIG, residual="expanded")).trunk
+        stream.set_submodule(path, Twice(stream.get_submodule(path)))
+        name = path.replace("reads.1", r"reads\[1\]").replace("residuals.0.", "")
+        with pytest.raises(TypeError, match=f"^`{name}` must be a "):
+            stream(normal(1, 2, 16, dtype=torch.float32))

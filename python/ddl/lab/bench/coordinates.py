@@ -110,10 +110,8 @@ def parameterization(over: str, *, scaled: bool) -> str:
     return {"width": "mup", "depth": "completep"}[over] if scaled else "standard"
 
 
-def derived_slope(residual: str, over: str, quantity: str) -> float | None:
+def derived_slope(over: str, quantity: str) -> float | None:
     """The slope that docs/transfer.md derives; None where it derives none."""
-    if quantity == "value" and residual == "expanded":
-        return 0  # its directions bring the width
     return DERIVED[quantity][over == "depth"]
 
 
@@ -128,7 +126,7 @@ def slopes(
     """The slopes of what `curves` found."""
     name = parameterization(over, scaled=scaled)
     for quantity in rows[0]:
-        derived = derived_slope(residual, over, quantity)
+        derived = derived_slope(over, quantity)
         if derived is not None:
             found = _slope(places, [row[quantity] for row in rows])
             yield Slope(residual, over, name, quantity, derived, found)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from ddl.models.config import STREAMS, GPTConfig, idle_options
+from ddl.models.config import READS, GPTConfig, idle_options
 
 from .training import TrainConfig
 
@@ -38,7 +38,7 @@ def paper_code(config: TrainConfig, given: Mapping[str, Any] | None = None) -> T
         field.name: getattr(config.model, field.name) for field in fields(GPTConfig)
     }
     model |= PAPER_CODE | given
-    if model["residual"] in STREAMS and STREAMS[model["residual"]][0] == "channel":
+    if model["residual"] in READS and READS[model["residual"]][0] == "channel":
         # There, too, ddl-cc's convolution spans all value channels by default.
         model |= {"compress_kernel_size": model["value_channels"]} | given
     chosen = {*PAPER_CODE, "compress_kernel_size"} - given.keys()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .count import Flops, elementwise, product
-from .residuals import shared
+from .residuals import projected_gates, shared, values
 from .sublayers import layer_norm, linear, rms_norm, softmax
 
 
@@ -23,6 +23,14 @@ def hyper_connection(d: int, streams: int) -> Flops:
     mixing = product(n * (n + 1) * d) + shared((n + 1) * d)
     # The normalised state has two maps, the state itself two users.
     return n * layer_norm(d) + weights + mixing + joining(d, n) + rms_norm(d) + 2 * shared(n * d)
+
+
+def weighted_addition(d: int, streams: int) -> Flops:
+    """X + F(h) (β v)ᵀ of `expanded`: gate and values of the context, their product, `joining`, and
+    sums of gradients of h and X."""
+    n = streams
+    weights = projected_gates(d, 1, None) + values(d, n, sigmoid=False) + elementwise(n, 2 * n)
+    return weights + joining(d, n) + shared(2 * d + n * d)
 
 
 def joining(d: int, streams: int) -> Flops:

@@ -70,6 +70,10 @@ def _residual(config: GPTConfig) -> dict[str, Flops]:
             read = residuals.read(d, 1, "token", config.compress_kernel_size)
             added = sublayers * (elementwise(d, 0) + residuals.shared(d))
             return {"reads and additions": (sublayers + 1) * read + added}
+        case "expanded":
+            reads = (sublayers + 1) * residuals.read(d, n, "channel", 1)
+            added = sublayers * baselines.weighted_addition(d, n)
+            return {"reads and additions": reads + added + repeated}
         case "attention-residual":
             of_all = baselines.attention_residual(d, sublayers, config.summed_sublayers)
             return {"attention residuals": of_all + rms_norm(d)}

@@ -57,6 +57,7 @@ READ: dict[str, tuple[str, str] | None] = {
     "independent-hc": None,
     "gated": ("read", "GatedRead"),
     "attention-residual": ("queries", "ParameterList"),
+    "expanded": ("reads[0]", "Read"),
     "ddl-tc": ("reads[0]", "Read"),
     "mixers": ("reads[0]", "Read"),
     "hybrid": ("taps", "ParameterDict"),

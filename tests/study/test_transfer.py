@@ -134,7 +134,7 @@ def sizes_of_everything(off: float = 0.0) -> list[dict[str, Any]]:
             for name in DERIVED
             if residual != "additive" or name not in ("value", "logit of β")
         ]
-        slope = {name: derived_slope(residual, over, name) or 0 for name in quantities}
+        slope = {name: derived_slope(over, name) or 0 for name in quantities}
         more = off if scaled else 1.0
         rows = [{q: place ** (slope[q] + more) for q in quantities} for place in PLACES[over]]
         kept.append(

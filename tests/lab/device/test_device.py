@@ -22,7 +22,8 @@ def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     reason = "cuda:0 cannot be used: it is too old"
     monkeypatch.setattr("ddl.cuda.why_unavailable", lambda: reason)
-    assert pick_device("auto", "additive") == pick_device("cuda", "additive")
+    for plain in ("additive", "expanded"):
+        assert pick_device("auto", plain) == pick_device("cuda", plain)
     assert pick_device("auto", "additive").type == "cuda"
     assert pick_device("auto", "ddl-cc") == CPU
     with pytest.raises(InputError, match=f"^`device` must be cpu, because {reason}, got 'cuda'$"):

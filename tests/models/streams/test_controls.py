@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from ddl.lab.config import GPTConfig
 from ddl.models import GPT, Cache
 from ddl.models.streams.convolved import ConvolvedStream
 from ddl.models.streams.expanded import ExpandedStream
+from ddl.optim import never_decayed
 from tests.support.helpers import gradients, normal, randomise_
 
 B, T, D, L = 2, 6, 10, 5
@@ -77,8 +80,6 @@ def test_a_convolution_over_one_token_can_be_cached() -> None:
 
 
 def test_a_pruned_norm_of_a_shared_read_is_formed_for_the_cache() -> None:
-    from torch.nn.utils import prune
-
     model = GPT(CONFIG).requires_grad_(False)
     randomise_(model.trunk, std=0.4)
     prune.identity(model.trunk.reads[1], "norm_weight")
@@ -129,12 +130,29 @@ def test_a_new_expanded_stream_adds_to_the_mean_of_its_channels() -> None:
 
 
 def test_a_wrapped_part_of_an_expanded_stream_is_refused_by_name() -> None:
-    class Twice(nn.Sequential):
-        pass
-
     for path in ("reads.1", "readout", "residuals.0.gate"):
         stream = GPT(replace(CONFIG, residual="expanded")).trunk
-        stream.set_submodule(path, Twice(stream.get_submodule(path)))
+        stream.set_submodule(path, nn.Sequential(stream.get_submodule(path)))
         name = path.replace("reads.1", r"reads\[1\]").replace("residuals.0.", "")
         with pytest.raises(TypeError, match=f"^`{name}` must be a "):
             stream(normal(1, 2, 16, dtype=torch.float32))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("path", "name"), [("reads.1", "norm_weight"), ("reads.0", "compress_weight")]
+)
+def test_a_pruned_read_of_an_expanded_stream_is_formed(path: str, name: str) -> None:
+    stream, x = GPT(replace(CONFIG, residual="expanded")).trunk, normal(1, 2, 16).float()
+    plain = copy.deepcopy(stream)
+    getattr(plain.get_submodule(path), name).mul_(3)
+    part = prune.identity(stream.get_submodule(path), name)
+    getattr(part, f"{name}_orig").mul_(3)
+    assert torch.equal(stream(x), plain(x))
+
+
+def test_only_the_sublayers_of_an_expanded_stream_are_decayed() -> None:
+    trunk = GPT(replace(CONFIG, residual="expanded")).trunk
+    others = set(trunk.parameters()) - set(never_decayed(trunk))
+    matrices = {p for p in trunk.sublayers.parameters() if p.ndim == 2}
+    assert matrices <= others <= set(trunk.sublayers.parameters())

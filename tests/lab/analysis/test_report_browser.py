@@ -189,7 +189,7 @@ def test_a_click_through(opened: Browser, page: Path) -> None:
         opened.find_element(By.CSS_SELECTOR, "select[data-chart=training-1]"),
     )
     opened.execute_script("Plotly.Fx.unhover('training-1')")
-    wait(lambda: "mean 606" in hover(opened, chart, 0.9, 0.1))
+    wait(lambda: "mean 506" in hover(opened, chart, 0.9, 0.1))
 
     details = opened.find_elements(By.TAG_NAME, "details")[0]
     text = details.find_element(By.TAG_NAME, "pre")

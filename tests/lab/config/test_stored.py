@@ -15,6 +15,7 @@ from ddl.hf import DDLConfig, DDLDecoderConfig, DDLNanoGPTConfig
 from ddl.lab.config import GPTConfig, TrainConfig
 from ddl.lab.config.stored import from_json, plain, to_json
 from ddl.nanogpt import named_as_today
+from ddl.options import without_removed
 
 GONE = ", which can no longer be built; commit 600add3e is the last that can"
 
@@ -79,3 +80,4 @@ def test_expanded_had_set_them(name: str) -> None:
     stored = {"erase": "none", "normalize": False, "heads": 1, "eps_k": None}
     own = {"residual": "expanded"}
     assert READERS[name](own | stored) == READERS[name](own)
+    assert without_removed(own | stored) == own | {"eps_k": None}

@@ -128,6 +128,17 @@ def test_it_computes_the_same_for_nanogpt(
     close(hf(ids, attention_mask=mask).logits[mask.bool()], expected)
 
 
+@every_implementation
+@torch.no_grad()
+def test_a_shared_gpt_attends_by_itself(implementation: str, plain_kernels: None) -> None:
+    gpt = model(residual="ddl-tc").double()
+    mask = padded(IDX, [24, 3, 9], "left")[1]
+    expected = gpt(IDX).logits, gpt(IDX, attention_mask=mask).logits
+    switch(from_gpt(gpt), implementation)
+    close(gpt(IDX).logits, expected[0])
+    close(gpt(IDX, attention_mask=mask).logits, expected[1])
+
+
 def test_eager_attention_has_the_same_gradients() -> None:
     hf = from_gpt(model(residual="ddl-cc")).double()
     found = []

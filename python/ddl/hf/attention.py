@@ -57,6 +57,8 @@ class HFAttention(GradientCheckpointingLayer, ByRegistry, Attention):
     """Attention by a function of the registry, with activation checkpointing."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens) -> Tensor:
+        if tokens.attention is None:  # in the pass of a GPT that shares this module
+            return super().attend(q, k, v, tokens)
         kwargs = {"is_causal": tokens.causal, **tokens.attention}
         return self.by_registry(q, k, v, tokens.visible, **kwargs)
 
@@ -114,7 +116,7 @@ def adapted(
     (1, T), are the positions.
     Raises ValueError for documents that flash attention cannot keep apart.
     """
-    function = _mask_function(config)
+    function, tokens = _mask_function(config), tokens._replace(attention={})
     if function is None:
         return Tokens(positions=given.get("position_ids"), attention=given)
     if function is flash_attention_mask:

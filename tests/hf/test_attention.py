@@ -16,6 +16,7 @@ from transformers.integrations import flex_attention as flex
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ddl.hf import DDLConfig, DDLForCausalLM, DDLModel, from_gpt
+from ddl.hf.attention import _causal_blocks
 from ddl.hf.cache import CACHE
 from ddl.hf.nanogpt import from_nanogpt
 from ddl.models.nanogpt import NanoGPT, NanoGPTConfig
@@ -137,6 +138,15 @@ def test_a_shared_gpt_attends_by_itself(implementation: str, plain_kernels: None
     switch(from_gpt(gpt), implementation)
     close(gpt(IDX).logits, expected[0])
     close(gpt(IDX, attention_mask=mask).logits, expected[1])
+
+
+def test_a_kept_mask_of_flex_attention_can_be_used_in_training(plain_kernels: None) -> None:
+    _causal_blocks.cache_clear()
+    hf = from_gpt(model())
+    switch(hf, "flex_attention")
+    with torch.inference_mode():
+        hf(IDX)
+    assert not _causal_blocks(24, IDX.device).kv_num_blocks.is_inference()
 
 
 def test_eager_attention_has_the_same_gradients() -> None:

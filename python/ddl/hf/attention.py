@@ -164,7 +164,8 @@ def _blocks(tokens: Tokens, length: int, device: torch.device) -> BlockMask | No
 
 @lru_cache(maxsize=8)
 def _causal_blocks(length: int, device: torch.device) -> BlockMask:
-    return create_block_mask(_causal, None, None, length, length, device=device)
+    with torch.inference_mode(False):  # a training step may be the next to use it
+        return create_block_mask(_causal, None, None, length, length, device=device)
 
 
 def _causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -112,6 +112,7 @@ class DDLForCausalLM(OurModel, DDLDecoder):
             position_ids=position_ids,
             seq_idx=seq_idx,
             cache=cache,
+            return_dict=True,
             **kwargs,
         )
         logits = self._logits(out.last_hidden_state, logits_to_keep)

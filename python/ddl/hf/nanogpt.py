@@ -144,6 +144,7 @@ class DDLNanoGPTForCausalLM(OurModel, NanoGPTDecoder):
             inputs_embeds=inputs_embeds,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
             **kwargs,
         )
         logits = self._logits(out.last_hidden_state, logits_to_keep)

@@ -13,6 +13,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_flash_attention_utils as flash
 from transformers.integrations import flex_attention as flex
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ddl.hf import DDLConfig, DDLForCausalLM, DDLModel, from_gpt
@@ -299,8 +301,40 @@ def test_an_engine_cannot_serve_what_needs_the_past(options: dict[str, Any], eng
         hf(IDX, position_ids=torch.arange(24)[None])
 
 
-def test_an_engine_gets_no_mask(engine: str) -> None:
-    hf = DDLForCausalLM(DDLConfig(**vars(small(residual="ddl")), attn_implementation=engine))
+@pytest.mark.parametrize("name", ["attention_mask", "seq_idx"])
+def test_an_engine_gets_no_mask(name: str, engine: str) -> None:
+    config = DDLConfig(**vars(small(residual="ddl")), attn_implementation=engine)
     sentence = 'must be left out for the attention function "engine", which keeps the past itself'
     with pytest.raises(ValueError, match=sentence):
-        hf(IDX, attention_mask=torch.ones_like(IDX))
+        DDLForCausalLM(config).eval()(IDX, **{name: torch.ones_like(IDX)})
+
+
+@pytest.fixture
+def own(engine: str) -> Iterator[str]:
+    ALL_ATTENTION_FUNCTIONS.register(engine, sdpa_attention_forward)
+    yield engine
+    ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.pop(engine, None)
+
+
+def test_a_registered_function_trains_with_masks(own: str) -> None:
+    """Without masks it would let documents see one another."""
+    hf = from_gpt(model(residual="ddl")).train()
+    positions = torch.arange(24)[None] % 10
+    expected = hf(IDX, position_ids=positions).logits
+    hf.set_attn_implementation(own)
+    with pytest.raises(
+        ValueError, match=r'^`attn_implementation` must not be "engine" in training'
+    ):
+        hf(IDX, position_ids=positions)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(own, sdpa_mask)
+    assert torch.equal(hf(IDX, position_ids=positions).logits, expected)
+
+
+@pytest.mark.parametrize("kind", ["GPT", "nanoGPT"])
+def test_a_registered_function_with_masks_of_another_form(kind: str, own: str) -> None:
+    config = NanoGPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=24, vocab_size=61)
+    hf = from_gpt(model()) if kind == "GPT" else from_nanogpt(NanoGPT(config))
+    ALL_MASK_ATTENTION_FUNCTIONS.register(own, eager_mask)  # numbers to add
+    hf.set_attn_implementation(own)
+    with pytest.raises(ValueError, match=r"must be those of sdpa_mask, .*, got eager_mask$"):
+        hf(IDX)

@@ -24,6 +24,7 @@ from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
     flash_attention_mask,
     flex_attention_mask,
+    sdpa_mask,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -33,6 +34,8 @@ from ddl.models.sublayers import Attention, wide
 from ddl.models.tokens import Tokens
 
 __all__ = ["HFAttention", "HFCausalSelfAttention", "adapted", "keeps_the_past"]
+
+MASK_FUNCTIONS = (sdpa_mask, flash_attention_mask, flex_attention_mask)
 
 
 class ByRegistry:
@@ -103,7 +106,14 @@ def keeps_the_past(config: Any) -> bool:
 
 
 def _mask_function(config: Any) -> Any:
-    return ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation)
+    """Return the registry's; raise ValueError for one whose masks have a form of their own."""
+    name = config._attn_implementation
+    function = ALL_MASK_ATTENTION_FUNCTIONS.get(name)
+    if name != "eager" and function not in (None, *MASK_FUNCTIONS):
+        expected = ", ".join(known.__name__ for known in MASK_FUNCTIONS)
+        got = getattr(function, "__name__", function)
+        raise ValueError(f'the masks of "{name}" must be those of {expected}, got {got}')
+    return function
 
 
 def adapted(

@@ -144,7 +144,7 @@ class DDLModel(DDLDecoder):
             output_hidden_states = self.config.output_hidden_states
         cache = our_cache(past_key_values=past_key_values, cache=cache)
         if by_engine:
-            self._check_engine(cache, attention_mask, document_starts)
+            self._check_engine(cache, attention_mask, document_starts, seq_idx)
             kwargs["position_ids"] = position_ids
         else:
             check_known(kwargs)
@@ -182,15 +182,22 @@ class DDLModel(DDLDecoder):
     def _check_engine(self, cache: Any, *masks: Tensor | None) -> None:
         """Raise ValueError for what an attention function that keeps the past cannot serve."""
         name = self.config._attn_implementation
+        by_masks = f'; AttentionMaskInterface.register("{name}", sdpa_mask) gives it masks instead'
         if self._gpt_config.looks_back:
             raise ValueError(
                 f'`attn_implementation` must not be "{name}", which keeps keys and values alone: '
                 "reads of several tokens, convolutions and mixers need the past of the stream"
+                + by_masks
+            )
+        if self.training:  # documents would see one another
+            raise ValueError(
+                f'`attn_implementation` must not be "{name}" in training: it has no masks'
+                + by_masks
             )
         if cache is not None or any(mask is not None for mask in masks):
             raise ValueError(
-                "a cache, `attention_mask` and `document_starts` must be left out for the "
-                f'attention function "{name}", which keeps the past itself, got one'
+                "a cache, `attention_mask`, `document_starts` and `seq_idx` must be left out for "
+                f'the attention function "{name}", which keeps the past itself, got one' + by_masks
             )
 
     @contextmanager

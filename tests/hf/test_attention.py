@@ -142,6 +142,18 @@ def test_a_shared_gpt_attends_by_itself(implementation: str, plain_kernels: None
     close(gpt(IDX, attention_mask=mask).logits, expected[1])
 
 
+@torch.no_grad()
+def test_models_that_share_modules(plain_kernels: None) -> None:
+    gpt = model(residual="ddl-tc").double()
+    starts = torch.zeros(3, 24, dtype=torch.bool)
+    starts[:, 9] = True
+    first, expected = from_gpt(gpt), gpt(IDX, document_starts=starts).logits
+    switch(first, "flash_attention_2")
+    second = from_gpt(gpt)
+    for hf in (first, second, first):
+        close(hf(IDX, document_starts=starts).logits, expected)
+
+
 def test_a_kept_mask_of_flex_attention_can_be_used_in_training(plain_kernels: None) -> None:
     _causal_blocks.cache_clear()
     hf = from_gpt(model())

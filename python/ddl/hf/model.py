@@ -160,6 +160,9 @@ class DDLModel(DDLDecoder):
                 seq_idx=seq_idx,
                 **kwargs,
             )
+        for sublayer in self.trunk.sublayers:
+            if isinstance(sublayer, HFAttention) and sublayer.config is not self.config:
+                sublayer.config = self.config  # another model shares it, such as that of `save`
         x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
         with self._recorded(output_hidden_states) as seen:
             h = hidden_states(

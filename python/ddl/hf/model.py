@@ -21,7 +21,7 @@ from .attention import HFAttention, adapted, keeps_the_past
 from .base import OurDecoder, check_given, check_unset
 from .cache import CACHE, CACHE_NAMES, DDLCache, our_cache
 from .configuration import DDLConfig
-from .packing import check_known, mask_of_numbers, starts_of
+from .packing import check_documents, check_known, mask_of_numbers, starts_of
 
 __all__ = ["DDLDecoder", "DDLModel", "DDLModelOutput"]
 
@@ -137,7 +137,9 @@ class DDLModel(DDLDecoder):
         Raises ValueError if an argument does not fit, TypeError for an unknown one.
         """
         by_engine = keeps_the_past(self.config)
-        longest = None if by_engine else self.config.block_size
+        marks = (document_starts, position_ids, seq_idx, *kwargs.values())
+        packed = any(mark is not None for mark in marks)
+        longest = None if by_engine or packed else self.config.block_size
         given = check_given(self.config, input_ids, inputs_embeds, longest=longest)
         check_unset(output_attentions or self.config.output_attentions)
         if output_hidden_states is None:
@@ -160,6 +162,7 @@ class DDLModel(DDLDecoder):
                 seq_idx=seq_idx,
                 **kwargs,
             )
+            check_documents(document_starts, given.shape[1], self.config.block_size)
         for sublayer in self.trunk.sublayers:
             if isinstance(sublayer, HFAttention) and sublayer.config is not self.config:
                 sublayer.config = self.config  # another model shares it, such as that of `save`

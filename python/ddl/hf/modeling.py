@@ -71,7 +71,8 @@ class DDLForCausalLM(OurModel, DDLDecoder):
         """Logits of the next token, and the loss if `labels` are given.
 
         Args:
-            input_ids: (B, T) int64 tokens, T ≤ block_size.
+            input_ids: (B, T) int64 tokens, T ≤ block_size; or any number of tokens in documents of
+                at most block_size each.
             attention_mask: (B, T), 0 for padding, on the left or on the right; with a cache
                 (B, cached tokens + T). Positions follow from it.
             past_key_values: a `DDLCache` of the tokens before these, which are appended to it.

@@ -35,7 +35,7 @@ DELTA = {"value_channels": 2, "compress": "token", "expand": "conv"}
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
-    """What a flash kernel computes: (B, T, H, head_dim), the last query sees the last key."""
+    """Do as a flash kernel, on (B, T, H, head_dim): the last query sees the last key."""
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
     if causal:
         seen = torch.ones(scores.shape[2:], dtype=torch.bool)

@@ -39,7 +39,7 @@ MASK_FUNCTIONS = (sdpa_mask, flash_attention_mask, flex_attention_mask)
 
 
 class ByRegistry:
-    """Mixin: what the registry's functions look for in a module of attention.
+    """Mixin: the attributes that the registry's functions read from a module of attention.
 
     config: the model's, which names the function.
     """

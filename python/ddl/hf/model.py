@@ -61,7 +61,7 @@ class DDLModelOutput(BaseModelOutputWithPast):
 
 
 class DDLDecoder(OurDecoder):
-    """What DDLModel and DDLForCausalLM have in common."""
+    """Base of DDLModel and DDLForCausalLM."""
 
     config_class = DDLConfig
     made_of = GPT

@@ -31,7 +31,7 @@ SUBLAYERS = {CausalSelfAttention: HFCausalSelfAttention, MLP: HFMLP}
 
 
 class NanoGPTDecoder(OurDecoder):
-    """What DDLNanoGPTModel and DDLNanoGPTForCausalLM have in common."""
+    """Base of DDLNanoGPTModel and DDLNanoGPTForCausalLM."""
 
     config_class = DDLNanoGPTConfig
     made_of = NanoGPT

@@ -1,4 +1,4 @@
-"""Packing: what transformers and its collators say of several documents in one sequence.
+"""Packing: the arguments by which transformers and its collators mark documents in a sequence.
 
 All of it becomes the `document_starts` of `ddl.models`; an argument that nothing here knows is
 refused, since a batch whose documents see one another has a plausible loss.
@@ -66,7 +66,7 @@ def starts_of(
 
     given: the tokens (B, T) or embeddings (B, T, d). attention_mask: (B, T); other shapes are
         refused later. continues: True if a cache holds tokens before these.
-    The rest: as in `DDLForCausalLM.forward`. A token starts a document if one of them says so.
+    The rest: as in `DDLForCausalLM.forward`. A token starts a document if one of them marks it.
     Raises ValueError or TypeError for one that does not fit.
     """
     packed: dict[str, Any] = {

@@ -13,9 +13,12 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_flash_attention_utils as flash
 from transformers.integrations import flex_attention as flex
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ddl.hf import DDLConfig, DDLForCausalLM, DDLModel, from_gpt
+from ddl.hf.attention import _causal_blocks
 from ddl.hf.cache import CACHE
 from ddl.hf.nanogpt import from_nanogpt
 from ddl.models.nanogpt import NanoGPT, NanoGPTConfig
@@ -32,7 +35,7 @@ DELTA = {"value_channels": 2, "compress": "token", "expand": "conv"}
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
-    """What a flash kernel computes: (B, T, H, head_dim), the last query sees the last key."""
+    """Do as a flash kernel, on (B, T, H, head_dim): the last query sees the last key."""
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
     if causal:
         seen = torch.ones(scores.shape[2:], dtype=torch.bool)
@@ -126,6 +129,38 @@ def test_it_computes_the_same_for_nanogpt(
     expected = hf(ids, attention_mask=mask).logits[mask.bool()]
     switch(hf, implementation)
     close(hf(ids, attention_mask=mask).logits[mask.bool()], expected)
+
+
+@every_implementation
+@torch.no_grad()
+def test_a_shared_gpt_attends_by_itself(implementation: str, plain_kernels: None) -> None:
+    gpt = model(residual="ddl-tc").double()
+    mask = padded(IDX, [24, 3, 9], "left")[1]
+    expected = gpt(IDX).logits, gpt(IDX, attention_mask=mask).logits
+    switch(from_gpt(gpt), implementation)
+    close(gpt(IDX).logits, expected[0])
+    close(gpt(IDX, attention_mask=mask).logits, expected[1])
+
+
+@torch.no_grad()
+def test_models_that_share_modules(plain_kernels: None) -> None:
+    gpt = model(residual="ddl-tc").double()
+    starts = torch.zeros(3, 24, dtype=torch.bool)
+    starts[:, 9] = True
+    first, expected = from_gpt(gpt), gpt(IDX, document_starts=starts).logits
+    switch(first, "flash_attention_2")
+    second = from_gpt(gpt)
+    for hf in (first, second, first):
+        close(hf(IDX, document_starts=starts).logits, expected)
+
+
+def test_a_kept_mask_of_flex_attention_can_be_used_in_training(plain_kernels: None) -> None:
+    _causal_blocks.cache_clear()
+    hf = from_gpt(model())
+    switch(hf, "flex_attention")
+    with torch.inference_mode():
+        hf(IDX)
+    assert not _causal_blocks(24, IDX.device).kv_num_blocks.is_inference()
 
 
 def test_eager_attention_has_the_same_gradients() -> None:
@@ -278,8 +313,40 @@ def test_an_engine_cannot_serve_what_needs_the_past(options: dict[str, Any], eng
         hf(IDX, position_ids=torch.arange(24)[None])
 
 
-def test_an_engine_gets_no_mask(engine: str) -> None:
-    hf = DDLForCausalLM(DDLConfig(**vars(small(residual="ddl")), attn_implementation=engine))
+@pytest.mark.parametrize("name", ["attention_mask", "seq_idx"])
+def test_an_engine_gets_no_mask(name: str, engine: str) -> None:
+    config = DDLConfig(**vars(small(residual="ddl")), attn_implementation=engine)
     sentence = 'must be left out for the attention function "engine", which keeps the past itself'
     with pytest.raises(ValueError, match=sentence):
-        hf(IDX, attention_mask=torch.ones_like(IDX))
+        DDLForCausalLM(config).eval()(IDX, **{name: torch.ones_like(IDX)})
+
+
+@pytest.fixture
+def own(engine: str) -> Iterator[str]:
+    ALL_ATTENTION_FUNCTIONS.register(engine, sdpa_attention_forward)
+    yield engine
+    ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.pop(engine, None)
+
+
+def test_a_registered_function_trains_with_masks(own: str) -> None:
+    """Without masks it would let documents see one another."""
+    hf = from_gpt(model(residual="ddl")).train()
+    positions = torch.arange(24)[None] % 10
+    expected = hf(IDX, position_ids=positions).logits
+    hf.set_attn_implementation(own)
+    with pytest.raises(
+        ValueError, match=r'^`attn_implementation` must not be "engine" in training'
+    ):
+        hf(IDX, position_ids=positions)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(own, sdpa_mask)
+    assert torch.equal(hf(IDX, position_ids=positions).logits, expected)
+
+
+@pytest.mark.parametrize("kind", ["GPT", "nanoGPT"])
+def test_a_registered_function_with_masks_of_another_form(kind: str, own: str) -> None:
+    config = NanoGPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=24, vocab_size=61)
+    hf = from_gpt(model()) if kind == "GPT" else from_nanogpt(NanoGPT(config))
+    ALL_MASK_ATTENTION_FUNCTIONS.register(own, eager_mask)  # numbers to add
+    hf.set_attn_implementation(own)
+    with pytest.raises(ValueError, match=r"must be those of sdpa_mask, .*, got eager_mask$"):
+        hf(IDX)

@@ -151,6 +151,8 @@ def test_tuples_on_demand() -> None:
     loss, logits = hf(IDX, labels=IDX, return_dict=False)
     assert loss.ndim == 0
     assert torch.equal(logits, hf(IDX)[0])
+    hf.config.return_dict = False
+    assert torch.equal(logits, hf(IDX)[0])
 
 
 @every_residual

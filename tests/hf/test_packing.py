@@ -50,6 +50,24 @@ def scored(logits: list[Tensor], documents: tuple[Tensor, ...] = DOCUMENTS) -> T
     return torch.cat(losses).mean()
 
 
+@torch.no_grad()
+def test_a_row_longer_than_the_context() -> None:
+    """trl's packing joins the rows of a batch, each of which may have max_length tokens."""
+    hf, rows = wrapped().double(), tokens(3, 24)
+    positions = torch.arange(24).repeat(3)[None]  # 72 tokens for a block_size of 40
+    packed = hf(rows.view(1, 72), position_ids=positions).logits.view(3, 24, -1)
+    assert_close("logits", packed, hf(rows).logits, torch.float64, depth=4)
+
+
+@pytest.mark.parametrize("first", [41, 72])
+def test_a_document_longer_than_the_context(first: int) -> None:
+    starts = torch.zeros(1, 72, dtype=torch.bool)
+    starts[:, first:] = True
+    sentence = f"documents of at most max_position_embeddings = 40 tokens, got one of {first}"
+    with pytest.raises(ValueError, match=f"^`input_ids` must have {sentence}$"):
+        wrapped()(tokens(1, 72), document_starts=starts)
+
+
 @pytest.mark.parametrize("residual", ["ddl-tc", "hc"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_flattened_batch_is_each_document_alone(way: str, residual: str) -> None:

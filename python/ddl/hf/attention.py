@@ -24,6 +24,7 @@ from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
     flash_attention_mask,
     flex_attention_mask,
+    sdpa_mask,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -34,9 +35,11 @@ from ddl.models.tokens import Tokens
 
 __all__ = ["HFAttention", "HFCausalSelfAttention", "adapted", "keeps_the_past"]
 
+MASK_FUNCTIONS = (sdpa_mask, flash_attention_mask, flex_attention_mask)
+
 
 class ByRegistry:
-    """Mixin: what the registry's functions look for in a module of attention.
+    """Mixin: the attributes that the registry's functions read from a module of attention.
 
     config: the model's, which names the function.
     """
@@ -57,6 +60,8 @@ class HFAttention(GradientCheckpointingLayer, ByRegistry, Attention):
     """Attention by a function of the registry, with activation checkpointing."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens) -> Tensor:
+        if tokens.attention is None:  # in the pass of a GPT that shares this module
+            return super().attend(q, k, v, tokens)
         kwargs = {"is_causal": tokens.causal, **tokens.attention}
         return self.by_registry(q, k, v, tokens.visible, **kwargs)
 
@@ -101,7 +106,14 @@ def keeps_the_past(config: Any) -> bool:
 
 
 def _mask_function(config: Any) -> Any:
-    return ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation)
+    """Return the registry's; raise ValueError for one whose masks have a form of their own."""
+    name = config._attn_implementation
+    function = ALL_MASK_ATTENTION_FUNCTIONS.get(name)
+    if name != "eager" and function not in (None, *MASK_FUNCTIONS):
+        expected = ", ".join(known.__name__ for known in MASK_FUNCTIONS)
+        got = getattr(function, "__name__", function)
+        raise ValueError(f'the masks of "{name}" must be those of {expected}, got {got}')
+    return function
 
 
 def adapted(
@@ -114,7 +126,7 @@ def adapted(
     (1, T), are the positions.
     Raises ValueError for documents that flash attention cannot keep apart.
     """
-    function = _mask_function(config)
+    function, tokens = _mask_function(config), tokens._replace(attention={})
     if function is None:
         return Tokens(positions=given.get("position_ids"), attention=given)
     if function is flash_attention_mask:
@@ -162,7 +174,8 @@ def _blocks(tokens: Tokens, length: int, device: torch.device) -> BlockMask | No
 
 @lru_cache(maxsize=8)
 def _causal_blocks(length: int, device: torch.device) -> BlockMask:
-    return create_block_mask(_causal, None, None, length, length, device=device)
+    with torch.inference_mode(False):  # a training step may be the next to use it
+        return create_block_mask(_causal, None, None, length, length, device=device)
 
 
 def _causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What our models for transformers have in common: a decoder, and a tied head over it."""
+"""Bases of our models for transformers: a decoder, and a tied head over it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from .attention import HFAttention, adapted, keeps_the_past
 from .base import OurDecoder, check_given, check_unset
 from .cache import CACHE, CACHE_NAMES, DDLCache, our_cache
 from .configuration import DDLConfig
-from .packing import check_known, mask_of_numbers, starts_of
+from .packing import check_documents, check_known, mask_of_numbers, starts_of
 
 __all__ = ["DDLDecoder", "DDLModel", "DDLModelOutput"]
 
@@ -61,7 +61,7 @@ class DDLModelOutput(BaseModelOutputWithPast):
 
 
 class DDLDecoder(OurDecoder):
-    """What DDLModel and DDLForCausalLM have in common."""
+    """Base of DDLModel and DDLForCausalLM."""
 
     config_class = DDLConfig
     made_of = GPT
@@ -138,14 +138,16 @@ class DDLModel(DDLDecoder):
         Raises ValueError if an argument does not fit, TypeError for an unknown one.
         """
         by_engine = keeps_the_past(self.config)
-        longest = None if by_engine else self.config.block_size
+        marks = (document_starts, position_ids, seq_idx, *kwargs.values())
+        packed = any(mark is not None for mark in marks)
+        longest = None if by_engine or packed else self.config.block_size
         given = check_given(self.config, input_ids, inputs_embeds, longest=longest)
         check_unset(output_attentions or self.config.output_attentions)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         cache = our_cache(past_key_values=past_key_values, cache=cache)
         if by_engine:
-            self._check_engine(cache, attention_mask, document_starts)
+            self._check_engine(cache, attention_mask, document_starts, seq_idx)
             kwargs["position_ids"] = position_ids
         else:
             check_known(kwargs)
@@ -161,6 +163,10 @@ class DDLModel(DDLDecoder):
                 seq_idx=seq_idx,
                 **kwargs,
             )
+            check_documents(document_starts, given.shape[1], self.config.block_size)
+        for sublayer in self.trunk.sublayers:
+            if isinstance(sublayer, HFAttention) and sublayer.config is not self.config:
+                sublayer.config = self.config  # another model shares it, such as that of `save`
         x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
         with self._recorded(output_hidden_states) as seen:
             h = hidden_states(
@@ -183,15 +189,22 @@ class DDLModel(DDLDecoder):
     def _check_engine(self, cache: Any, *masks: Tensor | None) -> None:
         """Raise ValueError for what an attention function that keeps the past cannot serve."""
         name = self.config._attn_implementation
+        by_masks = f'; AttentionMaskInterface.register("{name}", sdpa_mask) gives it masks instead'
         if self._gpt_config.looks_back:
             raise ValueError(
                 f'`attn_implementation` must not be "{name}", which keeps keys and values alone: '
                 "reads of several tokens, convolutions and mixers need the past of the stream"
+                + by_masks
+            )
+        if self.training:  # documents would see one another
+            raise ValueError(
+                f'`attn_implementation` must not be "{name}" in training: it has no masks'
+                + by_masks
             )
         if cache is not None or any(mask is not None for mask in masks):
             raise ValueError(
-                "a cache, `attention_mask` and `document_starts` must be left out for the "
-                f'attention function "{name}", which keeps the past itself, got one'
+                "a cache, `attention_mask`, `document_starts` and `seq_idx` must be left out for "
+                f'the attention function "{name}", which keeps the past itself, got one' + by_masks
             )
 
     @contextmanager

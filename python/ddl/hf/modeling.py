@@ -71,7 +71,8 @@ class DDLForCausalLM(OurModel, DDLDecoder):
         """Logits of the next token, and the loss if `labels` are given.
 
         Args:
-            input_ids: (B, T) int64 tokens, T ≤ block_size.
+            input_ids: (B, T) int64 tokens, T ≤ block_size; or any number of tokens in documents of
+                at most block_size each.
             attention_mask: (B, T), 0 for padding, on the left or on the right; with a cache
                 (B, cached tokens + T). Positions follow from it.
             past_key_values: a `DDLCache` of the tokens before these, which are appended to it.
@@ -112,6 +113,7 @@ class DDLForCausalLM(OurModel, DDLDecoder):
             position_ids=position_ids,
             seq_idx=seq_idx,
             cache=cache,
+            return_dict=True,
             **kwargs,
         )
         logits = self._logits(out.last_hidden_state, logits_to_keep)
@@ -155,11 +157,11 @@ class DDLForCausalLM(OurModel, DDLDecoder):
             )
         # One more than block_size, because the model never reads the last new token. Without
         # attention there are no positions, and states take the same memory after any number.
-        most, asked = self.config.block_size + 1, generation_config.max_length
+        most, length = self.config.block_size + 1, generation_config.max_length
         limited = self.model._gpt_config.attends or not generation_config.use_cache
-        if asked is not None and asked > most and limited:
+        if length is not None and length > most and limited:
             expected = f"prompt and new tokens within {most}, the context and one more"
-            raise ValueError(f"`max_new_tokens` must keep {expected}, got {asked} in all")
+            raise ValueError(f"`max_new_tokens` must keep {expected}, got {length} in all")
         if generation_config.use_cache and cache_in(model_kwargs) is None:
             model_kwargs[CACHE] = DDLCache(self.model._gpt_config)
         return True

@@ -31,7 +31,7 @@ SUBLAYERS = {CausalSelfAttention: HFCausalSelfAttention, MLP: HFMLP}
 
 
 class NanoGPTDecoder(OurDecoder):
-    """What DDLNanoGPTModel and DDLNanoGPTForCausalLM have in common."""
+    """Base of DDLNanoGPTModel and DDLNanoGPTForCausalLM."""
 
     config_class = DDLNanoGPTConfig
     made_of = NanoGPT
@@ -144,6 +144,7 @@ class DDLNanoGPTForCausalLM(OurModel, NanoGPTDecoder):
             inputs_embeds=inputs_embeds,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
             **kwargs,
         )
         logits = self._logits(out.last_hidden_state, logits_to_keep)

@@ -1,4 +1,4 @@
-"""Packing: what transformers and its collators say of several documents in one sequence.
+"""Packing: the arguments by which transformers and its collators mark documents in a sequence.
 
 All of it becomes the `document_starts` of `ddl.models`; an argument that nothing here knows is
 refused, since a batch whose documents see one another has a plausible loss.
@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ddl.models.cache import begins_of
 from ddl.models.tokens import on_host
 from ddl.ops.checks import check_is_tensor, check_mask, check_shape
 
-__all__ = ["check_known", "for_loss", "mask_of_numbers", "starts_of", "unscored"]
+__all__ = ["check_documents", "check_known", "for_loss", "mask_of_numbers", "starts_of", "unscored"]
 
 # Cumulated lengths of documents, and the longest one, which some attention kernels have to know.
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -65,7 +66,7 @@ def starts_of(
 
     given: the tokens (B, T) or embeddings (B, T, d). attention_mask: (B, T); other shapes are
         refused later. continues: True if a cache holds tokens before these.
-    The rest: as in `DDLForCausalLM.forward`. A token starts a document if one of them says so.
+    The rest: as in `DDLForCausalLM.forward`. A token starts a document if one of them marks it.
     Raises ValueError or TypeError for one that does not fit.
     """
     packed: dict[str, Any] = {
@@ -101,6 +102,22 @@ def starts_of(
         check_mask("document_starts", document_starts, given.shape[:2], given)
         return starts | document_starts
     return None if on_host(starts) and not starts.any() else starts
+
+
+def check_documents(starts: Tensor | None, time: int, longest: int) -> None:
+    """Raise ValueError for a document of more than `longest` tokens, in rows of `time` tokens.
+
+    On a GPU nothing is read: there the lookup of its positions fails.
+    """
+    if time <= longest or not (starts is None or on_host(starts)):
+        return
+    most = time
+    if starts is not None:
+        numbers = torch.arange(time).expand_as(starts)
+        most = 1 + int((numbers - begins_of(numbers, starts, None)).max())
+    if most > longest:
+        expected = f"documents of at most max_position_embeddings = {longest} tokens"
+        raise ValueError(f"`input_ids` must have {expected}, got one of {most}")
 
 
 def _check_integers(name: str, numbers: Any, given: Tensor) -> None:

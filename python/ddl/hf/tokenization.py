@@ -19,7 +19,7 @@ Otherwise there is no end of text: a character of the text would end a generatio
 lm-eval may put before a text (BEFORE): the newline, or token 0.
 
 Byte and character models, and those of a tokenizer.json without such a token, never saw it between
-texts in training, so `generate` does not stop at it unless told to.
+texts in training, so `generate` stops at it only if `eos_token_id` names it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +26,8 @@ class Tokens(NamedTuple):
         first cached token; None if that is 0 for all.
     keep: (B, T) bool, False for padding; None if there is none.
     document_starts: (B, T) bool, the first token of each document; None if none begins here.
-    attention: further arguments of the attention function, if a model brings one of its own.
+    attention: further arguments of the attention function, if a model brings one of its own; None
+        if it does not.
     """
 
     start: int = 0
@@ -38,7 +38,7 @@ class Tokens(NamedTuple):
     begins: Tensor | None = None
     keep: Tensor | None = None
     document_starts: Tensor | None = None
-    attention: Mapping[str, Any] = MappingProxyType({})
+    attention: Mapping[str, Any] | None = None
 
 
 ALONE = Tokens()  # whole sequences, without padding

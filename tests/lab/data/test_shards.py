@@ -233,7 +233,7 @@ def test_a_damaged_index_is_refused(small: Path) -> None:
     for values, got in (
         ({"version": 2}, f"format 'ddl-shards', version 2; {newer}"),
         ({"dtype": "float32"}, "dtype 'float32'"),
-        ({"largest_token": "x"}, "numbers that are none"),
+        ({"largest_token": "x"}, "numbers that are not integers"),
         *(({"next": place}, "next (") for place in ([], [1], [0, -1], [0, 1.5], "ab", [True, 0])),
         ({"made_of": {}}, "'options'"),
         ({"made_of": {"options": {}, "versions": 3}}, "versions 3"),
@@ -244,8 +244,8 @@ def test_a_damaged_index_is_refused(small: Path) -> None:
         index.write_bytes(whole)
     for field, value, got in (
         ("name", "../../train-00000", "a shard '../../train-00000'"),
-        ("sha256", "\ud800", "checksums of 'train-00000' that are none"),
-        ("starts_sha256", None, "checksums of 'train-00000' that are none"),
+        ("sha256", "\ud800", "checksums of 'train-00000' that are not SHA-256"),
+        ("starts_sha256", None, "checksums of 'train-00000' that are not SHA-256"),
     ):
         shards = json.loads(whole)["shards"]
         shards["train"][0][field] = value

@@ -137,9 +137,9 @@ def _check(index: Index) -> None:
         for shard in shards:
             numbers = (shard.tokens, shard.documents, index.largest_token, index.vocab_size)
             if not all(isinstance(number, int) for number in numbers):
-                raise TypeError("numbers that are none")
+                raise TypeError("numbers that are not integers")
             if not all(isinstance(s, str) and SUM.fullmatch(s) for s in shard.files.values()):
-                raise ValueError(f"checksums of {shard.name!r} that are none")
+                raise ValueError(f"checksums of {shard.name!r} that are not SHA-256")
             if not (shard.name.startswith(f"{part}-") and shard.name[len(part) + 1 :].isdigit()):
                 raise ValueError(f"a shard {shard.name!r}")
 

@@ -101,7 +101,6 @@ WRITE = {
     "direction": normal(B, T, D, dtype=F32),
     "value": normal(B, T, M, dtype=F32),
     "gate": normal(B, T, dtype=F32),
-    "erase": normal(B, T, dtype=F32, seed=1),
 }
 HALF = {name: tensor.to(BF16) for name, tensor in {"state": STATE, **WRITE}.items()}
 READ = {

@@ -157,8 +157,8 @@ def without_removed(stored: dict[str, Any]) -> dict[str, Any]:
     for name, values in REMOVED.items():
         if name not in own and stored.get(name, values[0]) not in values:
             must, got = " or ".join(map(repr, values)), repr(stored[name])
-            gone = f"which can no longer be built; commit {LAST_COMMIT} is the last that can"
-            raise InputError.sentence(f"`{name}` must be {must}, got {got}, {gone}")
+            hint = f"which can no longer be built; commit {LAST_COMMIT} is the last that can"
+            raise InputError.sentence(f"`{name}` must be {must}, got {got}, {hint}")
     gone = {"heads", "normalize"} | own
     return {name: value for name, value in stored.items() if name not in gone}
 

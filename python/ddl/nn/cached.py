@@ -79,9 +79,9 @@ class Boundary(NamedTuple):
 
     residual: None if the read before computed value and gates as they are written, the direction is
         the output, and no hook is installed.
-    step: the rewrite and the next read, bound to all their parameters. apart: the same with a gate
-        α of its own, for a hook that set one; None without hooks. name: of what the next read
-        keeps; None for nothing. again: that read alone, for the tokens after a crop. read: the read
+    step: the rewrite and the next read, bound to all their parameters. writing: the same without
+        erasing, for a hook that sets that; None without hooks. name: of what the next read keeps;
+        None for nothing. again: that read alone, for the tokens after a crop. read: the read
         before this sublayer, if the residual computes values and gates itself; else None.
     """
 
@@ -89,7 +89,7 @@ class Boundary(NamedTuple):
     sublayer: nn.Module
     residual: DeltaResidual | None
     step: Callable[..., tuple[Tensor, ...]]
-    apart: Callable[..., tuple[Tensor, ...]] | None
+    writing: Callable[..., tuple[Tensor, ...]] | None
     name: str | None
     again: Callable[..., tuple[Tensor, ...]] | None
     read: nn.Module | None
@@ -131,7 +131,7 @@ class CachedStep(NamedTuple):
             pending = history.get(self.name, self.read)
             context, value, gate, pending = self.read(state, pending, document_starts)
             history.set(self.name, pending, state)
-        for number, sublayer, residual, step, apart, name, again, read in self.boundaries:
+        for number, sublayer, residual, step, writing, name, again, read in self.boundaries:
             if residual is not None and read is not None:
                 context, value, gate = residual.after_read(read, context, value, gate)
             written = direction = call(number, sublayer, context)
@@ -146,8 +146,8 @@ class CachedStep(NamedTuple):
                 write = residual.hooked(state, write, keep=keep, continues=True)
                 direction, value, gate, *_ = write
                 if write.erase != residual.erase:
-                    assert apart is not None
-                    step = apart
+                    assert writing is not None
+                    step = writing
             elif keep is not None:
                 gate = without_padding(gate, keep)
             pending = starts = None
@@ -174,7 +174,7 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
     for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):
         bind = partial(functional.bind_cached_step, like, residual.eps_k, heads=residual.heads)
         step = bind(residual.erase, reads[index + 1])
-        apart = bind("separate", reads[index + 1]) if residual.hooks else None
+        writing = bind("none", reads[index + 1]) if residual.hooks else None
         by_read = residual.reads_value and residual.reads_gate and residual.further is None
         by_read = by_read and residual.branch_scale == 1 and residual.heads == 1
         branch = None if by_read and not residual.hooks else residual
@@ -182,7 +182,7 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
         name, again = names[index + 1], None
         if name is not None:
             again = functional.bind_cached_read(like, reads[index + 1])
-        boundaries.append(Boundary(index, sublayer, branch, step, apart, name, again, read))
+        boundaries.append(Boundary(index, sublayer, branch, step, writing, name, again, read))
     m, weight = expand.value_channels, expand.weight
     opens = functional.bind_cached_expand(like, weight, value_channels=m)
     return CachedStep(

@@ -130,9 +130,9 @@ def test_what_does_not_fit_is_refused(make: Any, options: dict[str, Any], senten
 
 def test_the_documentation_runs() -> None:
     text = (ROOT / "docs" / "rewrites.md").read_text(encoding="utf-8")
-    snippets = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    (snippet,) = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
-    exec(snippets[0], names)
+    exec(snippet, names)
     assert names["h"].shape == (2, 16, names["d"])
     counts = [sum(p.numel() for p in r.further.parameters()) for r in names["stream"].residuals]
     assert counts == [8 * 2 * names["d"]] * 4  # r·n·d, as it says

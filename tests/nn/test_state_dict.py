@@ -69,6 +69,17 @@ def test_one_without_the_options_loads(noted: dict[str, Any] | None) -> None:
     assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
 
 
+def test_one_of_options_that_are_gone_is_refused() -> None:
+    """It has the names and shapes of a residual of today."""
+    residual = DeltaResidual(D, M, erase="none")
+    state = residual.state_dict()
+    state._metadata[""]["options"] |= {"heads": 1, "normalize": False}
+    with pytest.raises(ValueError, match="^`normalize` must be True, got False, which can no long"):
+        residual.load_state_dict(state)
+    state._metadata[""]["options"] |= {"normalize": True}
+    residual.load_state_dict(state)
+
+
 def test_what_starts_otherwise_loads() -> None:
     theirs, ours = DeltaResidual(D, M), DeltaResidual(D, M, beta_init=0.5, value_init=0.0)
     ours.load_state_dict(theirs.state_dict())

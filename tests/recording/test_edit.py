@@ -186,9 +186,11 @@ def test_padding_stays_unwritten() -> None:
     assert torch.equal(seen.tokens("beta"), keep.expand(L, B, T).double())
 
 
-def test_generation_with_a_cache() -> None:
-    stream, x = make({"value_channels": 2}), embeddings()
-    with torch.no_grad(), ddl.edit(stream, sublayers=0, beta=0):
+@pytest.mark.parametrize("edited", [{"beta": 0}, {"erase": "none"}], ids=str)
+@pytest.mark.parametrize("compress", ["channel", "token"])
+def test_generation_with_a_cache(compress: str, edited: dict[str, Any]) -> None:
+    stream, x = make({"value_channels": 2, "compress": compress}), embeddings()
+    with torch.no_grad(), ddl.edit(stream, sublayers=0, **edited):
         whole, history = stream(x), History()
         parts = [stream(x[:, t : t + 1], history=history) for t in range(T)]
         torch.testing.assert_close(torch.cat(parts, 1), whole)

@@ -9,6 +9,7 @@ from torch import Tensor, distributed, nn
 
 from ddl.ops import checks
 from ddl.ops.checks import check_dtype, check_is_plain, check_mask, check_shape, check_stored
+from ddl.options import without_removed
 
 from .adapters import active, forward_of, is_offloaded
 
@@ -119,6 +120,7 @@ def report_other_options(
     ones, is not compared, nor one that is None on one side: another option, a name or a shape
     shows the difference.
     """
+    saved = without_removed(dict(saved))
     for name, option in ours.items():
         theirs = saved.get(name)
         sentence = f"`{name}` must be {theirs!r}, as when this state dict was saved, got {option!r}"

@@ -62,8 +62,6 @@ class Rewrite(NamedTuple):
     def unit_direction(self) -> Tensor:
         """k̂ = k/√(|k|² + ε_k²) (…, d), in the gate's dtype."""
         k = self.direction.to(self.gate.dtype)
-        if self.write.eps_k is None:
-            return k
         return k / (k.square().sum(-1, keepdim=True) + self.write.eps_k**2).sqrt()
 
     def after(self) -> Tensor:

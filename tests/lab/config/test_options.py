@@ -104,8 +104,8 @@ CHANGED = {
     "mapping": "v", "gate": "mlp", "gate_hidden": 64, "gate_from": "pooled", "gate_kernel_size": 3,
     "direction": "mean", "direction_hidden": 64, "beta_init": 0.5, "value": "sigmoid",
     "value_init": 0.0, "value_scale": 2.0, "value_constant": 1.0, "value_from": "compressed",
-    "rewrites": 2, "direction_rank": 8, "eps_k": 1e-5, "heads": 2, "erase": "none",
-    "normalize": False, "branch_scale": 0.5,
+    "rewrites": 2, "direction_rank": 8, "eps_k": 1e-5, "erase": "none",
+    "branch_scale": 0.5,
 }  # fmt: skip
 
 

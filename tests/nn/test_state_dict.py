@@ -74,7 +74,7 @@ def test_one_of_options_that_are_gone_is_refused() -> None:
     residual = DeltaResidual(D, M, erase="none")
     state = residual.state_dict()
     state._metadata[""]["options"] |= {"heads": 1, "normalize": False}
-    with pytest.raises(ValueError, match=r"^`normalize` must be True, got False, which can no long"):
+    with pytest.raises(ValueError, match=r"^`normalize` must be True, got False, which"):
         residual.load_state_dict(state)
     state._metadata[""]["options"] |= {"normalize": True}
     residual.load_state_dict(state)

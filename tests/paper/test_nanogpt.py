@@ -97,6 +97,7 @@ def is_same(model: GPT, directory: Path) -> None:
     expected = model.eval()(idx, targets)[0]
     ours, tokenizer = load(directory, "cpu")
     assert_close("logits", ours(idx), expected, F32, depth=8)
+    tokenizer = tokenizer.of_training
     assert isinstance(tokenizer, CharTokenizer)
     assert tokenizer.table == TABLE
     theirs, fast = load_for_transformers(directory, "cpu")

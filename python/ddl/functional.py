@@ -352,9 +352,8 @@ def bind_cached_read(like: Tensor, parameters: ReadParameters) -> Callable[..., 
     and returns context, value, gate and the pending of the next call; None for an absent one.
     """
     parameters = _checked_read(like, parameters)
-    fixed, next_erase = parameters.arguments()
-    outputs = parameters.outputs()
-    return operators.bind(cached_read, like.device, fixed, (next_erase,), **outputs)
+    fixed, _ = parameters.arguments()
+    return operators.bind(cached_read, like.device, fixed, **parameters.outputs())
 
 
 def bind_cached_step(
@@ -377,10 +376,9 @@ def bind_cached_step(
 
         return in_two_passes
     parameters = _checked_read(like, parameters)
-    fixed, next_erase = parameters.arguments()
-    last = (ERASE.index(erase), next_erase)
-    fixed = (_optional_number("eps_k", eps_k), *fixed)
-    return operators.bind(cached_rewrite_read, like.device, fixed, last, **parameters.outputs())
+    fixed, _ = parameters.arguments()
+    fixed = (_optional_number("eps_k", eps_k), ERASE.index(erase), *fixed)
+    return operators.bind(cached_rewrite_read, like.device, fixed, **parameters.outputs())
 
 
 def expand(
@@ -425,7 +423,7 @@ def bind_cached_expand(
     """
     check_count("value_channels", value_channels)
     back = weight is not None and weight.shape[-1] > 1
-    return operators.bind(cached_expand, like.device, (weight, value_channels), (), new_before=back)
+    return operators.bind(cached_expand, like.device, (weight, value_channels), new_before=back)
 
 
 # --- checks before the call: torch would convert these, or refuse them without a sentence ---------

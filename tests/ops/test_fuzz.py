@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import ddl.ops  # noqa: F401  registers torch.ops.ddl
-from ddl.results import ERASE
 from tests.support.layouts import LAYOUTS, laid_out
 
 REFUSALS = (ValueError, TypeError, RuntimeError)  # NotImplementedError is a RuntimeError
@@ -29,7 +28,6 @@ DTYPES = [*FLOATS, torch.int64, torch.bool, torch.complex64, torch.float8_e5m2]
 BATCHES = [(), (3,), (2, 3), (0,), (2, 0), (0, 0), (1, 1, 2)]
 POSITIVE = [0.1, 1e300]
 ANY_NUMBER = [*POSITIVE, 1e-300, 0.0, -1.0, float("nan"), float("inf")]
-SEPARATE = ERASE.index("separate")
 FILL = [0.0, 1.0, -2.5, float("nan"), float("inf"), 1e38]
 
 
@@ -44,22 +42,18 @@ def tensors(
 
 
 def right(
-    draw: st.DrawFn, batch: tuple[int, ...], taps: int, erase: dict[str, int]
+    draw: st.DrawFn, batch: tuple[int, ...], taps: int
 ) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return matching shapes and dtypes by the schemas' names; taps = 0 means no token axis.
-
-    erase: of the rewrite and of the one to come, places in ERASE; of a separate one the gate has
-    α beside β.
-    """
+    """Return matching shapes and dtypes by the schemas' names; taps = 0 means no token axis."""
     d, m = draw(st.sampled_from([1, 2, 5])), draw(st.sampled_from([1, 2, 3]))
     double = draw(st.booleans())
     stored = torch.float64 if double else draw(st.sampled_from([FLOATS[0], *FLOATS[2:]]))
     small = torch.float64 if double else torch.float32
     over_time = (taps,) if taps else ()
-    both, next_both = ((2,) if erase[n] == SEPARATE else () for n in ("erase", "next_erase"))
-    read = {"compress": (d, m, *over_time)}
-    read |= {"gate_weight": (*next_both, d), "gate_bias": next_both}
-    read |= {
+    read = {
+        "compress": (d, m, *over_time),
+        "gate_weight": (d,),
+        "gate_bias": (),
         "norm_weight": (d,),
         "value_weight": (m, d),
         "value_bias": (m,),
@@ -67,8 +61,8 @@ def right(
     }
     tokens = {"state": (d, m), "direction": (d,), "x": (d,), "grad_state": (d, m)}
     tokens |= {"grad_new_state": (d, m), "grad_context": (d,), "compressed": (d,)}
-    gates = {"value": (m,), "gate": both, "stats": (1 + m,), "new_value": (m,)}
-    gates |= {"new_gate": next_both, "rstd": (), "grad_new_value": (m,), "grad_new_gate": next_both}
+    gates = {"value": (m,), "gate": (), "stats": (1 + m,), "new_value": (m,)}
+    gates |= {"new_gate": (), "rstd": (), "grad_new_value": (m,), "grad_new_gate": ()}
     shapes = {n: (shape, stored) for n, shape in read.items()}
     shapes |= {n: ((*batch, *last), stored) for n, last in tokens.items()}
     shapes |= {n: ((*batch, *last), small) for n, last in gates.items()}
@@ -80,8 +74,7 @@ def right(
 def arguments(draw: st.DrawFn, name: str) -> list[Any]:
     """Draw arguments of torch.ops.ddl.<name>, up to three of them wrong."""
     batch, taps = draw(st.sampled_from(BATCHES)), draw(st.sampled_from([0, 1, 4]))
-    erase = {n: draw(st.integers(0, SEPARATE)) for n in ("erase", "next_erase")}
-    shapes = right(draw, batch, taps, erase)
+    shapes = right(draw, batch, taps)
     schema = getattr(torch.ops.ddl, name).default._schema.arguments
     most = draw(st.sampled_from([0, 3]))
     wrong = draw(st.sets(st.sampled_from([argument.name for argument in schema]), max_size=most))
@@ -96,8 +89,8 @@ def arguments(draw: st.DrawFn, name: str) -> list[Any]:
         stand_in = n in ("new_value", "new_gate", "rstd", "compressed")
         if n == "value_channels":
             values.append(draw(st.integers(-1, 3)) if n in wrong else shapes[n][0][0])
-        elif n in ("erase", "next_erase"):
-            values.append(draw(st.integers(-1, 3)) if n in wrong else erase[n])
+        elif n == "erase":
+            values.append(draw(st.integers(-1, 3) if n in wrong else st.integers(0, 1)))
         elif n == "value_from_compressed":
             values.append(draw(st.booleans()))
         elif n == "wanted":

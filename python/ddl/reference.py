@@ -39,53 +39,39 @@ def rewrite(
     value: Tensor,
     gate: Tensor,
     *,
-    eps_k: float | None,
-    erase: str | Tensor = "tied",
+    eps_k: float,
+    erase: str = "tied",
 ) -> Tensor:
     """The delta rule X' = X + β k̂ (vᵀ − k̂ᵀX), eq. 2.5, with k̂ = k/√(|k|² + ε_k²) as in eq. 2.3.
 
     state: X (…, d, m). direction: k (…, d), of any norm. value: v (…, m). gate: β (…,).
-    erase: the gate α of X' = X + k̂ (β vᵀ − α k̂ᵀX). "tied": α = β | "none": α = 0 | α (…,).
-    eps_k: ε_k. None, for "none" only: k̂ = k.
-    n rewrites one after the other have k (…, n, d), v (…, n, m), β and α (…, n): with A_j = I − α_j
-    k̂_j k̂_jᵀ, X' = A_n … A_1 X + Σ_j A_n … A_{j+1} β_j k̂_j v_jᵀ.
-    Returns X' (…, d, m) in the state's dtype, rounded once. Raises ValueError for another `erase`,
-    or no `eps_k` beside one that erases.
+    eps_k: ε_k. erase: "tied" | "none", X' = X + β k̂ vᵀ.
+    n rewrites one after the other have k (…, n, d), v (…, n, m) and β (…, n): with A_j = I − β_j
+    k̂_j k̂_jᵀ, or I for "none", X' = A_n … A_1 X + Σ_j A_n … A_{j+1} β_j k̂_j v_jᵀ.
+    Returns X' (…, d, m) in the state's dtype, rounded once. Raises ValueError for another `erase`.
 
-    If β = α = 0, X' equals X bit for bit (except that −0.0 may become +0.0) if k, v and k̂ᵀX are
+    If β = 0, X' equals X bit for bit (except that −0.0 may become +0.0) if k, v and k̂ᵀX are
     finite, as 0·∞ is NaN. If k = 0, X' equals X for eps_k > 0 and is NaN for eps_k = 0. If |k|²
     overflows, X' is NaN.
     """
+    if erase not in ("tied", "none"):
+        raise ValueError(f'`erase` must be "tied" or "none", got {erase!r}')
     X, k, v, beta = _widen(state, state, direction, value, gate)
-    erase = _checked_erase(erase, state, eps_k)
-    if eps_k is not None:
-        k = _unit(k, eps_k)  # k̂ (…, d)
+    k = _unit(k, eps_k)  # k̂ (…, d)
     if direction.ndim < state.ndim:
         X = _rewrite(X, k, v, beta, erase)
     else:
         for j in range(direction.shape[-2]):
-            of_j = erase if isinstance(erase, str) else erase[..., j]
-            X = _rewrite(X, k[..., j, :], v[..., j, :], beta[..., j], of_j)
+            X = _rewrite(X, k[..., j, :], v[..., j, :], beta[..., j], erase)
     return X.to(state.dtype)
 
 
-def _checked_erase(erase: str | Tensor, state: Tensor, eps_k: float | None) -> str | Tensor:
-    if isinstance(erase, str) and erase not in ("tied", "none"):
-        raise ValueError(f'`erase` must be "tied", "none" or a tensor, got {erase!r}')
-    if eps_k is None and not (isinstance(erase, str) and erase == "none"):
-        raise ValueError('`eps_k` must be a number unless erase="none", got None')
-    return erase if isinstance(erase, str) else _widen(state, erase)[0]
-
-
-def _rewrite(X: Tensor, k: Tensor, v: Tensor, beta: Tensor, erase: str | Tensor) -> Tensor:
-    if isinstance(erase, str) and erase == "none":
+def _rewrite(X: Tensor, k: Tensor, v: Tensor, beta: Tensor, erase: str) -> Tensor:
+    if erase == "none":
         return X + beta[..., None, None] * k[..., :, None] * v[..., None, :]
     with without_autocast(X):
         p = torch.einsum("...d,...dm->...m", k, X)  # k̂ᵀX (…, m), the current readout
-    if isinstance(erase, str):
-        return X + beta[..., None, None] * k[..., :, None] * (v - p)[..., None, :]  # (…, d, m)
-    alpha = erase
-    return X + k[..., :, None] * (beta[..., None] * v - alpha[..., None] * p)[..., None, :]
+    return X + beta[..., None, None] * k[..., :, None] * (v - p)[..., None, :]  # (…, d, m)
 
 
 def read(
@@ -102,13 +88,11 @@ def read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
     document_starts: Tensor | None = None,
-    erase_weight: Tensor | None = None,
-    erase_bias: Tensor | None = None,
 ) -> ReadResult:
-    """Compress the state to d features, normalise them, and compute the next value and gates.
+    """Compress the state to d features, normalise them, and compute the next value and gate.
 
         x = compress(X)              h = x/√(mean(x²) + ε_n) · γ
-        v = φ(W_v z + b_v)           β = 2·sigmoid(w_β·h + b_β), eq. 2.6, and α likewise
+        v = φ(W_v z + b_v)           β = 2·sigmoid(w_β·h + b_β), eq. 2.6
 
     state: X (…, d, m).
     compress: w. None: identity (m = 1 only) | (d, m): channel, x_i = Σ_j w_ij X_ij | (d, m, K):
@@ -117,16 +101,15 @@ def read(
     norm_weight: γ (d,); None for ones. norm_eps: ε_n; None skips the normalisation, h = x · γ.
     gate_weight: w_β (d,); None for no gate. gate_bias: b_β ().
     value_weight: W_v (m, d); None for no value. value_bias: b_v (m,).
-    erase_weight, erase_bias: w_α and b_α, as those of β; None for no α.
-        For n rewrites to come: w_β and w_α (n, d), b_β and b_α (n,), W_v (n, m, d), b_v (n, m).
+        For n rewrites to come: w_β (n, d), b_β (n,), W_v (n, m, d), b_v (n, m).
     value_scale: s for φ = s·sigmoid; None for φ = identity.
     value_from: "context", z = h | "compressed", z = x.
     context_dtype: dtype of h; None for the state's.
     document_starts: (…, T) bool, the tokens with which a document starts; a token read does not
         look beyond the start of its own. None for one document per sequence.
 
-    Returns ReadResult(context h (…, d), value v (…, m), gate β (…,), erase α (…,)); for n, v
-    (…, n, m), β and α (…, n).
+    Returns ReadResult(context h (…, d), value v (…, m), gate β (…,)); for n, v (…, n, m) and β
+    (…, n).
     Raises ValueError if `value_from` is unknown or `compress` does not fit the state.
     """
     if value_from not in ("context", "compressed"):
@@ -142,7 +125,6 @@ def read(
         context=h.to(context_dtype or state.dtype),
         value=_value(z, value_weight, value_bias, value_scale),
         gate=_gate(h, gate_weight, gate_bias),
-        erase=_gate(h, erase_weight, erase_bias),
     )
 
 
@@ -152,8 +134,8 @@ def rewrite_read(
     value: Tensor,
     gate: Tensor,
     *,
-    eps_k: float | None,
-    erase: str | Tensor = "tied",
+    eps_k: float,
+    erase: str = "tied",
     compress: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_eps: float | None = 1e-5,
@@ -165,13 +147,11 @@ def rewrite_read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
     document_starts: Tensor | None = None,
-    erase_weight: Tensor | None = None,
-    erase_bias: Tensor | None = None,
 ) -> RewriteReadResult:
     """Rewrite the state, then read the result: the step between two sublayers.
 
     Arguments and errors are those of `rewrite` and `read`. The read uses X' after rounding to the
-    state's dtype. Returns RewriteReadResult(state X', context, value, gate, erase).
+    state's dtype. Returns RewriteReadResult(state X', context, value, gate).
     """
     state = rewrite(state, direction, value, gate, eps_k=eps_k, erase=erase)
     found = read(
@@ -187,8 +167,6 @@ def rewrite_read(
         value_from=value_from,
         context_dtype=context_dtype,
         document_starts=document_starts,
-        erase_weight=erase_weight,
-        erase_bias=erase_bias,
     )
     return RewriteReadResult(state, *found)
 

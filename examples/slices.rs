@@ -18,7 +18,7 @@ fn rewrite(state: &[f64], direction: [f64; D], value: [f64; M], gate: f64) -> dd
         direction: Array::new(&direction, &[1, D]),
         value: Array::new(&value, &[1, M]),
         gate: Array::new(std::slice::from_ref(&gate), &[1]),
-        eps_k: Some(1e-9),
+        eps_k: 1e-9,
         erase: Erase::Tied,
     };
     let call = RewriteRead { rewrite: Some(write), ..RewriteRead::new(Array::new(state, &[1, D, M])) };

@@ -196,7 +196,7 @@ impl Model {
             direction,
             value: before.results.new_value.as_ref().expect("the read before computed a value"),
             gate: before.results.new_gate.as_ref().expect("the read before computed a gate"),
-            eps_k: Some(EPS_K),
+            eps_k: EPS_K,
             erase: Erase::Tied,
         });
         RewriteRead { rewrite, read: Some(self.reads[index].read()), ..RewriteRead::new(state) }

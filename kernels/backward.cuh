@@ -33,15 +33,15 @@ struct DerivedScalars {
   Rewrite rewrites[REWRITES];
   Real product[REWRITES][REWRITES];  // k·k_i with the earlier k_i
   Real rstd;
-  Real shift;                        // c·rstd; rewrite_read_bwd knows it after its sum
-  Real grad_logit[NEXT_GATES] = {};  // δ_β and δ_α, of the next gates' logits
-  Real grad_linear[NEXT * M] = {};   // δ_v, of the next values' logits
+  Real shift;                       // c·rstd; rewrite_read_bwd knows it after its sum
+  Real grad_logit[NEXT] = {};       // δ_β, of the next gates' logits
+  Real grad_linear[NEXT * M] = {};  // δ_v, of the next values' logits
 };
 
 // Where each of a token's scalars begins among the numbers that LaneScalars loads.
 struct ScalarLayout {
   int count = 0;
-  const int gate = place(REWRITE * REWRITE_GATES);
+  const int gate = place(REWRITE * REWRITES);
   const int stats = place(REWRITE * STATS);
   const int value = place(REWRITE * REWRITES * M);
   const int rstd = place(NORM);
@@ -63,7 +63,7 @@ constexpr ScalarLayout AT;
 struct TokenScalars : LaneScalars<AT.count> {
   __device__ TokenScalars(const RewriteRead& args, const Gradients& gradients) {
     if constexpr (REWRITE) {
-      assign(AT.gate, REWRITE_GATES, args.gate);
+      assign(AT.gate, REWRITES, args.gate);
       assign(AT.stats, STATS, args.stats);
       assign(AT.value, REWRITES * M, args.value);
     }
@@ -92,7 +92,7 @@ DEVICE void derive_rewrite(const TokenScalars& loaded, int n, DerivedScalars& s)
   }
 #pragma unroll
   for (int i = 0; i < n; ++i) s.product[n][i] = loaded.broadcast(at + 1 + M + i);
-  rewrite.finish(value, gate, loaded.broadcast(AT.gate + (ERASE == ERASE_SEPARATE ? REWRITES + n : n)));
+  rewrite.finish(value, gate);
 }
 
 // Computes the scalars of the token that was prefetched. All lanes must take part, because of the shuffles.

@@ -24,8 +24,7 @@ struct Link {
         rewrite.readout[j] = from[1 + j];
         value[j] = this->value[(token * REWRITES + n) * M + j];
       }
-      const Real* const gates = gate + token * REWRITE_GATES;
-      rewrite.finish(value, gates[n], gates[ERASE == ERASE_SEPARATE ? REWRITES + n : n]);
+      rewrite.finish(value, gate[token * REWRITES + n]);
     }
   }
 };
@@ -68,7 +67,7 @@ template <> struct StateSource<true> {
     ptx::prefetch_l2(from.stats + token * STATS);
     ptx::prefetch_l2(from.stats + token * STATS + STATS - 1);
     ptx::prefetch_l2(from.value + token * (REWRITES * M));
-    ptx::prefetch_l2(from.gate + token * REWRITE_GATES);
+    ptx::prefetch_l2(from.gate + token * REWRITES);
   }
 
   // A link's share of a token, for the rows that are loaded together.

@@ -32,14 +32,11 @@ static_assert(REWRITES >= 1 && NEXT >= 1, "absent ones count as one");
 #define UNROLL_TAPS _Pragma("unroll 1")
 #endif
 
-// Values and gates of the rewrites to come; NEXT_GATES is NEXT, or twice as many if α are gates of their own.
-constexpr int GATES = GATE * NEXT_GATES, VALUES = VALUE * NEXT * M;
+// Gates and values of the rewrites to come.
+constexpr int GATES = GATE * NEXT, VALUES = VALUE * NEXT * M;
 
-// ERASE is numbered as in src/records.rs. A rewrite erases as much as it writes, nothing, or by a gate α of its own; all
-// α of a token follow all its β.
-constexpr int ERASE_TIED = 0, ERASE_NONE = 1, ERASE_SEPARATE = 2;
-constexpr int REWRITE_GATES = ERASE == ERASE_SEPARATE ? 2 * REWRITES : REWRITES;
-static_assert(NORMALIZED || ERASE == ERASE_NONE, "only what erases nothing may take k as it is");
+// ERASE is numbered as in src/records.rs: a rewrite erases as much as it writes, or nothing.
+constexpr int ERASE_TIED = 0, ERASE_NONE = 1;
 
 // A token's forward saves of its rewrites: of each r, p and its k·k_i with every earlier k_i.
 __host__ __device__ constexpr int stats_before(int rewrite) { return rewrite * (1 + M) + rewrite * (rewrite - 1) / 2; }
@@ -49,9 +46,9 @@ constexpr int STATS = stats_before(REWRITES);
 constexpr int COMPRESS_SLOTS = SUM_COMPRESS * M * TAPS;
 constexpr int NORM_SLOT = COMPRESS_SLOTS;
 constexpr int GATE_SLOT = NORM_SLOT + SUM_NORM;
-constexpr int VALUE_SLOT = GATE_SLOT + SUM_GATE * NEXT_GATES;
+constexpr int VALUE_SLOT = GATE_SLOT + SUM_GATE * NEXT;
 constexpr int SLOTS = VALUE_SLOT + SUM_VALUE * NEXT * M;
-constexpr int BIASES = NEXT_GATES + NEXT * M;    // db_β, db_α, then db_v
+constexpr int BIASES = NEXT + NEXT * M;          // db_β, then db_v
 constexpr int BIAS_SUMS = (BIASES + 7) / 8 * 8;  // padded so that every block's sums are aligned
 constexpr long long PARTIAL = static_cast<long long>(SLOTS) * D + BIAS_SUMS;
 

@@ -34,8 +34,8 @@ __device__ void store_column(const Reduce& r, long long column, Real sum) {
   const long long slot = column / D, i = column % D;
   if (slot >= SLOTS) {
     const long long j = column - static_cast<long long>(SLOTS) * D;
-    if (j < NEXT_GATES && GATE_BIAS) store(r.grad_gate_bias, j, sum);
-    if (j >= NEXT_GATES && j < BIASES && VALUE_BIAS) store(r.grad_value_bias, j - NEXT_GATES, sum);
+    if (j < NEXT && GATE_BIAS) store(r.grad_gate_bias, j, sum);
+    if (j >= NEXT && j < BIASES && VALUE_BIAS) store(r.grad_value_bias, j - NEXT, sum);
   } else if (slot < COMPRESS_SLOTS) {
     const long long tap = slot / M, j = slot % M;
     store(r.grad_compress, (i * M + j) * TAPS + tap, sum);

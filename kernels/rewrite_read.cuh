@@ -14,7 +14,7 @@ struct RewriteRead {
   const STATE_T* state;  // X; if CHAIN, an anchor
   const DIRECTION_T* direction;
   const Real* value;
-  const Real* gate;            // (tokens, REWRITE_GATES)
+  const Real* gate;            // (tokens, REWRITES)
   const COMPRESS_T* compress;  // (D, M), or tap-major (TAPS, D, M)
   const NORM_T* norm_weight;
   const GATE_T* gate_weight;
@@ -79,33 +79,29 @@ DEVICE bool starts_document(const RewriteRead& args, long long token) {
 // --- the rewrite --------------------------------------------------------------------------------
 
 // One rewrite of a token: X' = X + k factorᵀ, where k is not normalised. Target and factor are e = v − p and β r e if
-// ERASE_TIED; otherwise β v − α p and r (β v − α p), with α = 0 if ERASE_NONE.
+// ERASE_TIED; β v and β r v if ERASE_NONE.
 struct Rewrite {
   Real gate;        // β
-  Real alpha;       // α
-  Real r;           // 1/√(|k|² + ε²), so k̂ = r k; 1 if k̂ is k
+  Real r;           // 1/√(|k|² + ε²), so k̂ = r k
   Real value[M];    // v
   Real readout[M];  // p = k̂ᵀX, of the X that the earlier rewrites leave; 0 if nothing is erased
   Real target[M];
   Real factor[M];
 
-  // Computes target and factor from r, p, v, β and α.
-  DEVICE void finish(const Real (&value)[M], Real gate, Real alpha) {
+  // Computes target and factor from r, p, v and β.
+  DEVICE void finish(const Real (&value)[M], Real gate) {
     this->gate = gate;
-    this->alpha = alpha;
 #pragma unroll
     for (int j = 0; j < M; ++j) {
       this->value[j] = value[j];
-      if constexpr (ERASE == ERASE_TIED) target[j] = value[j] - readout[j];
-      else if constexpr (ERASE == ERASE_NONE) target[j] = mul_rn(gate, value[j]);
-      else target[j] = mul_rn(gate, value[j]) - mul_rn(alpha, readout[j]);
+      target[j] = ERASE == ERASE_TIED ? value[j] - readout[j] : mul_rn(gate, value[j]);
       factor[j] = mul_rn(scale(), target[j]);
     }
   }
   // Returns the factor of the target: β r, or r.
   DEVICE Real scale() const { return ERASE == ERASE_TIED ? mul_rn(gate, r) : r; }
-  // α r
-  DEVICE Real erasure() const { return ERASE == ERASE_NONE ? Real(0) : mul_rn(alpha, r); }
+  // β r, or 0
+  DEVICE Real erasure() const { return ERASE == ERASE_TIED ? scale() : Real(0); }
 };
 
 // X' before rounding. If the factor is 0, X must keep its bits, even if X is −0 or k is NaN.

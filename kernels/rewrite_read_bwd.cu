@@ -18,8 +18,7 @@
 //     G  += dx ⊗ w      g = k̂ᵀG         dX = G − β k̂ gᵀ      dv = β g      dβ = g·e
 //     dk  = r (dk̂ − k̂·β(g·e − p·g))     dk̂ = β (G e − X g)
 //
-// Otherwise than with ERASE_TIED: dX = G − α k̂ gᵀ, dβ = g·v, dα = −p·g, dk̂ = G t − α X g with t = β v − α p, and
-// dk = r (dk̂ − k̂ (g·t − α p·g)).
+// With ERASE_NONE: dX = G, dβ = g·v and dk = r β (G v − k̂ g·v).
 //
 // dv and dβ are of this rewrite; δ_β and δ_v are of the logits of the next, β' and v'. If the values read x, δ_v·W_v adds
 // to a instead of dh'. g need not wait for c, because g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂. So one sum is enough.

@@ -1,10 +1,10 @@
-// rewrite, read and rewrite_read, forward: X, k, v, β → X', h, v', β'. With a separate erase gate also α → α'.
+// rewrite, read and rewrite_read, forward: X, k, v, β → X', h, v', β'.
 //
 // Read per token:    X (M·D elements), k (D), v (M), β. Parameters are read for every token and stay in L1 and L2.
 // Written per token: X' (M·D), h (D), v' (M), β'.
 // Saved for the backward: r and p (1 + M numbers), rstd (1), and x (D) if the read is a token read; β' and v', too.
 // Reduced over the features: {|k|², kᵀX} before the rewrite, {Σx², w_β·γx, W_v·γx} after it. A rewrite that erases nothing
-// reduces |k|² alone, or nothing if k is not normalised.
+// reduces |k|² alone.
 // Moved per token: (2M + 2)·D elements, 10·D for M = 4; a token read (2M + 3)·D.
 //
 // Several rewrites one after the other (REWRITES = n) move (n − 1)·D elements more, and X' but once. None of them waits for
@@ -28,11 +28,11 @@ constexpr int IN_SUM = 1, SCALARS_TOO = 2;
 static_assert(LOAD_AHEAD == 0 || !PREFETCH, "only without a stage");
 
 constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATES, READ_SUMS = NORM + GATES + VALUES;
-// The first sum: |k|², kᵀX and the products of the k; of what erases nothing |k|² alone, or nothing.
+// The first sum: |k|², kᵀX and the products of the k; of what erases nothing |k|² alone.
 __host__ __device__ constexpr int sums_before(int rewrite) {
   return ERASE == ERASE_NONE ? rewrite : stats_before(rewrite);
 }
-constexpr int FIRST_SUMS = NORMALIZED ? sums_before(REWRITES) : 0;
+constexpr int FIRST_SUMS = sums_before(REWRITES);
 constexpr int MAX_SUMS = FIRST_SUMS > READ_SUMS ? FIRST_SUMS : READ_SUMS;
 
 struct ForwardPass {
@@ -40,7 +40,7 @@ struct ForwardPass {
   const Chunk chunk;
   TokenStream<STATE_T, M> state;
   TokenStream<DIRECTION_T, 1, REWRITE, REWRITES> direction;
-  LaneScalars<REWRITE*(REWRITE_GATES + REWRITES * M)> scalars;  // β, α, v; if LOAD_AHEAD has them
+  LaneScalars<REWRITE * REWRITES * (1 + M)> scalars;  // β and v; if LOAD_AHEAD has them
   Config::EarlierTokens earlier;
   BlockSum<MAX_SUMS> sum;
   FeatureVectors<1, KEEP_IN_REGISTERS> x;
@@ -56,8 +56,8 @@ struct ForwardPass {
         sum(buffer),
         x(reinterpret_cast<Real*>(shared) + Config::EarlierTokens::SHARED) {
     if constexpr (!REWRITE || LOAD_AHEAD < SCALARS_TOO) return;
-    scalars.assign(0, REWRITE_GATES, args.gate);
-    scalars.assign(REWRITE_GATES, REWRITES * M, args.value);
+    scalars.assign(0, REWRITES, args.gate);
+    scalars.assign(REWRITES, REWRITES * M, args.value);
   }
 
   DEVICE void prefetch_row(long long token, int row, int stage) const {
@@ -97,29 +97,28 @@ struct ForwardPass {
     if constexpr (REWRITE) {
       if (!writes(0)) return;
       ptx::prefetch_l2(args.value + next * (REWRITES * M));
-      ptx::prefetch_l2(args.gate + next * REWRITE_GATES);
+      ptx::prefetch_l2(args.gate + next * REWRITES);
     }
   }
 
-  // v, β and α: those that were loaded ahead, or from memory.
-  DEVICE void load_operands(long long token, Real (&value)[REWRITES][M], Real (&gate)[REWRITE_GATES]) const {
+  // v and β: those that were loaded ahead, or from memory.
+  DEVICE void load_operands(long long token, Real (&value)[REWRITES][M], Real (&gate)[REWRITES]) const {
     constexpr bool AHEAD = LOAD_AHEAD == SCALARS_TOO;
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) {
 #pragma unroll
       for (int j = 0; j < M; ++j)
-        value[n][j] = AHEAD ? scalars.broadcast(REWRITE_GATES + n * M + j) : args.value[(token * REWRITES + n) * M + j];
+        value[n][j] = AHEAD ? scalars.broadcast(REWRITES + n * M + j) : args.value[(token * REWRITES + n) * M + j];
     }
 #pragma unroll
-    for (int n = 0; n < REWRITE_GATES; ++n)
-      gate[n] = AHEAD ? scalars.broadcast(n) : args.gate[token * REWRITE_GATES + n];
+    for (int n = 0; n < REWRITES; ++n) gate[n] = AHEAD ? scalars.broadcast(n) : args.gate[token * REWRITES + n];
   }
 
   // The first sum, and from it r, p and the factors of k.
   DEVICE void compare(long long token, bool own, Rewrite (&rewrites)[REWRITES]) {
-    Real value[REWRITES][M], gate[REWRITE_GATES];
+    Real value[REWRITES][M], gate[REWRITES];
     if constexpr (LOAD_AHEAD < SCALARS_TOO) load_operands(token, value, gate);
-    Real sums[FIRST_SUMS > 0 ? FIRST_SUMS : 1] = {};
+    Real sums[FIRST_SUMS] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
@@ -127,19 +126,18 @@ struct ForwardPass {
 #pragma unroll
       for (int n = 0; n < REWRITES; ++n) add_products(n, row, sums);
     }
-    if constexpr (FIRST_SUMS > 0) sum(sums);
+    sum(sums);
     if constexpr (LOAD_AHEAD == SCALARS_TOO) load_operands(token, value, gate);
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) {
       measure(n, sums + sums_before(n), rewrites);
-      rewrites[n].finish(value[n], gate[n], gate[ERASE == ERASE_SEPARATE ? REWRITES + n : n]);
+      rewrites[n].finish(value[n], gate[n]);
     }
     if (SAVES && own && writes(0)) save(token, rewrites, sums);
   }
 
   // A row's share of |k|², kᵀX and k·k_i of the earlier k_i.
-  template <int COUNT> DEVICE void add_products(int n, int row, Real (&sums)[COUNT]) const {
-    if constexpr (FIRST_SUMS == 0) return;
+  DEVICE void add_products(int n, int row, Real (&sums)[FIRST_SUMS]) const {
     const int at = sums_before(n);
     const auto& k = direction.vectors(row);
 #pragma unroll
@@ -156,11 +154,8 @@ struct ForwardPass {
   // r and p, from the sums of k and the factors of the earlier rewrites.
   DEVICE void measure(int n, const Real* sums, Rewrite (&rewrites)[REWRITES]) const {
     Rewrite& rewrite = rewrites[n];
-    rewrite.r = Real(1);
     // If |k|² has overflowed, 0·∞ makes r NaN; r = 0 would silently write nothing.
-    if constexpr (NORMALIZED) {
-      rewrite.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
-    }
+    rewrite.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
 #pragma unroll
     for (int j = 0; j < M; ++j) {
       rewrite.readout[j] = Real(0);

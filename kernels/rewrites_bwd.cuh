@@ -5,15 +5,15 @@
 
 #include "backward.cuh"
 
-// One rewrite's backward, as factors, with its target t: dX = G − k backᵀ and dk = scale·(G t − X take) + on_k·k.
+// One rewrite's backward, as factors, with its target t: dX = G − k backᵀ and dk = scale·(G t − X g) + on_k·k,
+// without −X g if nothing is erased.
 struct RewriteGrad {
   Real g[M];     // k̂ᵀG
-  Real back[M];  // α r g
-  Real take[M];  // g, or α g if α is a gate of its own
+  Real back[M];  // β r g, or 0
   Real scale;    // β r, or r
-  Real on_k;     // −r² k̂ᵀdk̂, where k̂ᵀdk̂ = β(g·e − p·g), or g·t − α p·g, needs no sum of its own
+  Real on_k;     // −r² k̂ᵀdk̂, where k̂ᵀdk̂ = β(g·e − p·g), or g·t, needs no sum of its own
 
-  // Takes kᵀG, of the G that the later rewrites leave, and writes dv, dβ and dα of rewrite n, each number by one thread.
+  // Takes kᵀG, of the G that the later rewrites leave, and writes dv and dβ of rewrite n, each number by one thread.
   DEVICE void derive(
       const Rewrite& rewrite, const Real (&k_grad)[M], const Gradients& gradients, long long token, int n) {
     Real g_t = Real(0), g_p = Real(0), g_v = Real(0);
@@ -22,19 +22,14 @@ struct RewriteGrad {
     for (int j = 0; j < M; ++j) {
       g[j] = rewrite.r * k_grad[j];
       back[j] = rewrite.erasure() * g[j];
-      take[j] = ERASE == ERASE_TIED ? g[j] : rewrite.alpha * g[j];
       g_t += g[j] * rewrite.target[j];
       g_p += g[j] * rewrite.readout[j];
       g_v += g[j] * rewrite.value[j];
       const int number = n * M + j;
       if (writes(number)) gradients.grad_value[token * (REWRITES * M) + number] = rewrite.gate * g[j];
     }
-    Real* const grad_gate = gradients.grad_gate + token * REWRITE_GATES;
-    if (writes(n)) grad_gate[n] = ERASE == ERASE_TIED ? g_t : g_v;
-    if (ERASE == ERASE_SEPARATE && writes(n)) grad_gate[REWRITES + n] = -g_p;
-    if constexpr (ERASE == ERASE_TIED) on_k = -(rewrite.r * scale * (g_t - g_p));
-    else if constexpr (ERASE == ERASE_SEPARATE) on_k = -(rewrite.r * rewrite.r * (g_t - rewrite.alpha * g_p));
-    else on_k = NORMALIZED ? -(rewrite.r * rewrite.r * g_t) : Real(0);
+    if (writes(n)) gradients.grad_gate[token * REWRITES + n] = ERASE == ERASE_TIED ? g_t : g_v;
+    on_k = -(rewrite.r * scale * (ERASE == ERASE_TIED ? g_t - g_p : g_t));
   }
 
   // Subtracts k backᵀ from dX of a row, and computes dk without its multiples of the k_i.
@@ -43,12 +38,12 @@ struct RewriteGrad {
       Elements& grad_state, Real (&dk)[FEATURES]) const {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
-      Real unit = Real(0);  // G t − X take
+      Real unit = Real(0);  // G t − X g
 #pragma unroll
       for (int j = 0; j < M; ++j) {
         unit += whole[f * M + j] * rewrite.target[j];
         if constexpr (ERASE == ERASE_NONE) continue;
-        unit -= state[f * M + j] * take[j];
+        unit -= state[f * M + j] * g[j];
         grad_state.element[f * M + j] -= back[j] * k[f];
       }
       dk[f] = scale * unit;

@@ -81,9 +81,9 @@ struct Sums {
   // Adds one token's share to the sums of the biases.
   DEVICE void add_biases(const DerivedScalars& s) {
 #pragma unroll
-    for (int n = 0; n < NEXT_GATES; ++n) biases[n] += s.grad_logit[n];
+    for (int n = 0; n < NEXT; ++n) biases[n] += s.grad_logit[n];
 #pragma unroll
-    for (int j = 0; j < NEXT * M; ++j) biases[NEXT_GATES + j] += s.grad_linear[j];
+    for (int j = 0; j < NEXT * M; ++j) biases[NEXT + j] += s.grad_linear[j];
   }
 
   // Writes the block's sums to `partial`, those of the biases at the end.

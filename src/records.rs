@@ -20,24 +20,10 @@ pub enum Erase {
     Tied = 0,
     /// α = 0: k̂ᵀX is not computed
     None = 1,
-    /// a gate of its own, which follows β: the gates of n rewrites are (…, 2, n), and of one (…, 2)
-    Separate = 2,
 }
 
-impl Erase {
-    /// Returns the axis that gates have before that of n.
-    pub(crate) fn axis(self) -> &'static [usize] {
-        if self == Erase::Separate { &[2] } else { &[] }
-    }
-
-    /// Returns the gates of n rewrites.
-    pub(crate) fn gates(self, rewrites: usize) -> usize {
-        if self == Erase::Separate { 2 * rewrites } else { rewrites }
-    }
-}
-
-/// A rewrite of a state, X' = X + β k̂ (vᵀ − k̂ᵀX), or with another [`Erase`]: once, or n times in order if its tensors
-/// have an axis n after the batch. Source: DDL (arXiv 2601.00417), eq. 2.5.
+/// A rewrite of a state, X' = X + β k̂ (vᵀ − k̂ᵀX), or X + β k̂ vᵀ with [`Erase::None`]: once, or n times in order
+/// if its tensors have an axis n after the batch. Source: DDL (arXiv 2601.00417), eq. 2.5.
 #[derive(Clone, Copy, Debug)]
 pub struct Write<T, S = T> {
     /// k (…, d) or (…, n, d), of any norm
@@ -46,8 +32,8 @@ pub struct Write<T, S = T> {
     pub value: S,
     /// β (…) or (…, n), in [0, 2]: 0 keeps a finite X, 1 replaces the readout k̂ᵀX by v, 2 with v = 0 reflects
     pub gate: S,
-    /// ε_k in k̂ = k/√(|k|² + ε_k²); None, with [`Erase::None`] only, for k̂ = k
-    pub eps_k: Option<f64>,
+    /// ε_k in k̂ = k/√(|k|² + ε_k²)
+    pub eps_k: f64,
     pub erase: Erase,
 }
 
@@ -116,8 +102,6 @@ pub struct Read<T> {
     pub value_scale: Option<f64>,
     /// z = x instead of h
     pub value_from_compressed: bool,
-    /// The kind of erasure of the next rewrites. With [`Erase::Separate`], `gate_weight` is (2, d) or (2, n, d): rows of β, then of α.
-    pub erase: Erase,
 }
 
 impl<T> Read<T> {
@@ -132,7 +116,6 @@ impl<T> Read<T> {
             value_bias: by.map("value_bias", &self.value_bias)?,
             value_scale: self.value_scale,
             value_from_compressed: self.value_from_compressed,
-            erase: self.erase,
         })
     }
 }
@@ -151,7 +134,7 @@ pub struct Outputs<T, S = T> {
     pub context: T,
     /// v (…, m) or (…, n, m), if the read has a `value_weight`
     pub new_value: S,
-    /// β (…) or (…, n), if the read has a `gate_weight`; with α (…, 2) or (…, 2, n)
+    /// β (…) or (…, n), if the read has a `gate_weight`
     pub new_gate: S,
     /// x (…, d), if the read looks back in time
     pub(crate) compressed: T,

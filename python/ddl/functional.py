@@ -333,9 +333,7 @@ def bind_cached_read(like: Tensor, parameters: ReadParameters) -> Callable[..., 
     and returns context, value, gate and the pending of the next call; None for an absent one.
     """
     parameters = _checked_read(like, parameters)
-    fixed, next_erase = parameters.arguments()
-    outputs = parameters.outputs()
-    return operators.bind(cached_read, like.device, fixed, (next_erase,), **outputs)
+    return operators.bind(cached_read, like.device, parameters, **parameters.outputs())
 
 
 def bind_cached_step(
@@ -348,10 +346,8 @@ def bind_cached_step(
     pending.
     """
     parameters = _checked_read(like, parameters)
-    fixed, next_erase = parameters.arguments()
-    last = (ERASE.index(erase), next_erase)
-    fixed = (_number("eps_k", eps_k), *fixed)
-    return operators.bind(cached_rewrite_read, like.device, fixed, last, **parameters.outputs())
+    fixed = (_number("eps_k", eps_k), ERASE.index(erase), *parameters)
+    return operators.bind(cached_rewrite_read, like.device, fixed, **parameters.outputs())
 
 
 def expand(
@@ -396,7 +392,7 @@ def bind_cached_expand(
     """
     check_count("value_channels", value_channels)
     back = weight is not None and weight.shape[-1] > 1
-    return operators.bind(cached_expand, like.device, (weight, value_channels), (), new_before=back)
+    return operators.bind(cached_expand, like.device, (weight, value_channels), new_before=back)
 
 
 # --- checks before the call: torch would convert these, or refuse them without a sentence ---------

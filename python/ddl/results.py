@@ -47,9 +47,9 @@ class Write(NamedTuple):
         # Not by `_replace`, which torch.compile cannot return from a part of a graph.
         return Write(self.direction, self.value, scale * self.gate, *self[3:])
 
-    def arguments(self) -> tuple[tuple[Any, ...], int]:
-        """Return the schema's arguments after the state, and the last one, `erase`."""
-        return self[:4], ERASE.index(self.erase)
+    def arguments(self) -> tuple[Any, ...]:
+        """The schema's arguments after the state."""
+        return (*self[:4], ERASE.index(self.erase))
 
 
 class ReadParameters(NamedTuple):
@@ -68,10 +68,6 @@ class ReadParameters(NamedTuple):
     value_scale: float | None = None
     value_from_compressed: bool = False
     context_dtype: torch.dtype | None = None
-
-    def arguments(self) -> tuple[tuple[Any, ...], int]:
-        """Return the schema's arguments after the state, and the last one, `next_erase`."""
-        return self[:10], 0
 
     def over_time(self) -> bool:
         """Whether the compression has an axis over time."""

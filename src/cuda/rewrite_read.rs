@@ -157,7 +157,7 @@ fn inputs(problem: &RewriteRead) -> arguments::RewriteRead {
     let mut argument = arguments::RewriteRead { state: problem.state.address(), ..Default::default() };
     if let Some(write) = &problem.rewrite {
         [argument.direction, argument.value, argument.gate] = write.tensors().map(Tensor::address);
-        argument.eps_k = write.eps_k.unwrap_or_default();
+        argument.eps_k = write.eps_k;
     }
     argument.pending = address(&problem.pending);
     argument.document_starts = address(&problem.document_starts);

@@ -13,13 +13,12 @@ impl RewriteRead {
         let has = |part: fn(&Read) -> bool| read.is_some_and(part);
         let shape = |present: bool, last: &[usize]| present.then(|| self.batch_and(last));
         let rewrites = self.rewrite.is_some();
-        let next_erase = read.map(|read| read.erase).unwrap_or_default();
         records::Outputs {
             new_state: shape(rewrites, &[d, m]),
             stats: shape(rewrites && saves, &[self.rewrites.stats(m)]),
             context: shape(read.is_some(), &[d]),
             new_value: shape(has(|read| read.value_weight.is_some()), &self.next.and(&[m])),
-            new_gate: shape(has(|read| read.gate_weight.is_some()), &self.gates(next_erase, self.next, &[])),
+            new_gate: shape(has(|read| read.gate_weight.is_some()), &self.next.and(&[])),
             compressed: shape(has(Read::over_time) && saves, &[d]),
             rstd: shape(has(|read| read.norm_eps.is_some()) && saves, &[]),
             new_pending: self.pending_shape().filter(|_| self.cached),

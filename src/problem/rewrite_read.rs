@@ -1,7 +1,7 @@
 //! `rewrite`, `read` and `rewrite_read`: their inputs, checked.
 
 use super::limits::{LEAST_EPS_K, LEAST_NORM_EPS};
-use super::records::{Erase, Link, Read, Write};
+use super::records::{Link, Read, Write};
 use super::rewrites::Rewrites;
 use super::sizes::{Sizes, at_least, check_documents, positive, state_sizes, stored_beside};
 use crate::error::{Error, Result, shape_text};
@@ -48,7 +48,7 @@ pub struct RewriteRead {
 /// The rewrites to come: the axis that the weight of the gate has, or else that of the value.
 fn next_rewrites(read: &Read, Sizes { d, m, .. }: Sizes) -> Result<Rewrites> {
     match (&read.gate_weight, &read.value_weight) {
-        (Some(gate), _) => Rewrites::of(gate, read.erase.axis(), &[d]),
+        (Some(gate), _) => Rewrites::of(gate, &[], &[d]),
         (None, Some(value)) => Rewrites::of(value, &[], &[m, d]),
         (None, None) => Ok(Rewrites::default()),
     }
@@ -198,17 +198,8 @@ impl RewriteRead {
         let Sizes { d, m, .. } = self.sizes;
         self.check(&write.direction, &self.batch_and(&self.rewrites.and(&[d])), self.stored_dtypes())?;
         self.check_small(&write.value, &self.rewrites.and(&[m]))?;
-        self.check_small(&write.gate, &self.gates(write.erase, self.rewrites, &[]))?;
-        match write.eps_k {
-            Some(eps_k) => at_least("eps_k", eps_k, LEAST_EPS_K),
-            None if write.erase == Erase::None => Ok(()),
-            None => Err(Error::Argument("`eps_k` must be a number unless erase=\"none\", got None".into())),
-        }
-    }
-
-    /// Returns the shape of the gates of these rewrites, or of their weights, before `last`.
-    pub(super) fn gates(&self, erase: Erase, rewrites: Rewrites, last: &[usize]) -> Vec<usize> {
-        [erase.axis(), &rewrites.and(last)].concat()
+        self.check_small(&write.gate, &self.rewrites.and(&[]))?;
+        at_least("eps_k", write.eps_k, LEAST_EPS_K)
     }
 
     fn check_parameter(&self, tensor: &Option<Tensor>, shape: &[usize]) -> Result<()> {
@@ -233,8 +224,8 @@ impl RewriteRead {
             None => {}
         }
         self.check_parameter(&read.norm_weight, &[d])?;
-        self.check_parameter(&read.gate_weight, &self.gates(read.erase, self.next, &[d]))?;
-        self.check_parameter(&read.gate_bias, &self.gates(read.erase, self.next, &[]))?;
+        self.check_parameter(&read.gate_weight, &self.next.and(&[d]))?;
+        self.check_parameter(&read.gate_bias, &self.next.and(&[]))?;
         self.check_parameter(&read.value_weight, &self.next.and(&[m, d]))?;
         self.check_parameter(&read.value_bias, &self.next.and(&[m]))?;
         let bias_alone = [

@@ -153,6 +153,10 @@ impl Source for Described<'_> {
         Some(descriptions.into_iter().filter_map(tensor).collect())
     }
 
+    fn float(&mut self, name: &'static str) -> f64 {
+        self.optional_float(name).unwrap_or_default()
+    }
+
     fn optional_float(&mut self, _: &'static str) -> Option<f64> {
         self.extracted(|number| number.extract())
     }

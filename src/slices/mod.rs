@@ -17,7 +17,7 @@
 //!         direction: Array::new(&[2.0, 0.0], &[1, 2]),
 //!         value: Array::new(&[1.0, 2.0, 3.0], &[1, 3]),
 //!         gate: Array::new(&[1.0], &[1]),
-//!         eps_k: Some(1e-6),
+//!         eps_k: 1e-6,
 //!         erase: Erase::Tied,
 //!     }),
 //!     ..RewriteRead::new(Array::new(&state, &[1, 2, 3]))

@@ -16,7 +16,7 @@
 //! let options = (Kind::Float, Device::Cpu);
 //! let (state, direction) = (Tensor::randn([2, 8, 4], options), Tensor::randn([2, 8], options));
 //! let (value, gate) = (Tensor::randn([2, 4], options), Tensor::rand([2], options) * 2.0);
-//! let rewrite = Write { direction: &direction, value: &value, gate: &gate, eps_k: Some(1e-6), erase: Erase::Tied };
+//! let rewrite = Write { direction: &direction, value: &value, gate: &gate, eps_k: 1e-6, erase: Erase::Tied };
 //! let inputs = RewriteRead { rewrite: Some(rewrite), ..RewriteRead::new(&state) };
 //! let forward = inputs.forward()?;
 //!

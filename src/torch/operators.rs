@@ -7,7 +7,7 @@ use super::run::Run;
 use super::source::{Overwritten, Source};
 use crate::error::{Error, Result};
 use crate::problem::{
-    DeltaRule, Erase, Expand, Given, Incoming, Link, Read, RewriteRead, Saved, SavedOverTime, Write,
+    DeltaRule, Erase, Expand, Given, Incoming, Link, RewriteRead, Saved, SavedOverTime, Write,
 };
 use crate::tensor::Tensor;
 
@@ -15,19 +15,15 @@ use crate::tensor::Tensor;
 
 pub fn rewrite(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let (state, write) = (from.tensor("state"), from.write());
-    let erase = from.erase("erase");
     from.finish()?;
-    let write = Write { erase: erase?, ..write };
-    forward(&RewriteRead::new(state, Some(write), None)?, None, run).map(drop)
+    forward(&RewriteRead::new(state, Some(write?), None)?, None, run).map(drop)
 }
 
 pub fn read(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let (state, read) = (from.tensor("state"), from.read());
     let context_dtype = from.optional_dtype("context_dtype");
     let document_starts = from.optional_tensor("document_starts");
-    let erase = from.erase("next_erase");
     from.finish()?;
-    let read = Read { erase: erase?, ..read };
     let problem = RewriteRead::new(state, None, Some(read))?.with_documents(document_starts)?;
     forward(&problem, context_dtype, run).map(drop)
 }
@@ -38,14 +34,12 @@ pub fn rewrite_read(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let context_dtype = from.optional_dtype("context_dtype");
     let (anchor, chain) = (from.optional_tensor("anchor"), from.optional_tensors("chain"));
     let document_starts = from.optional_tensor("document_starts");
-    let (erase, next_erase) = (from.erase("erase"), from.erase("next_erase"));
     from.finish()?;
-    let (write, read) = (Write { erase: erase?, ..write }, Read { erase: next_erase?, ..read });
     let links = chain.map_or(0, |chain| chain.len());
     if anchor.is_none() && links > 0 {
         return Err(Error::Argument(format!("`chain` must come with an `anchor`, got {links} tensors")));
     }
-    let problem = RewriteRead::new(state, Some(write), Some(read))?.with_documents(document_starts)?;
+    let problem = RewriteRead::new(state, Some(write?), Some(read))?.with_documents(document_starts)?;
     forward(&problem, context_dtype, run).map(drop)
 }
 
@@ -62,17 +56,13 @@ pub fn cached_rewrite_read(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     cached(state, Some(write), from, run)
 }
 
-fn cached(state: Tensor, write: Option<Write>, from: &mut dyn Source, run: &mut Run) -> Result<()> {
+fn cached(state: Tensor, write: Option<Result<Write>>, from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let read = from.read();
     let context_dtype = from.optional_dtype("context_dtype");
     let pending = from.optional_tensor("pending");
     let document_starts = from.optional_tensor("document_starts");
-    let write = write.map(|write| (write, from.erase("erase")));
-    let next_erase = from.erase("next_erase");
     from.finish()?;
-    let write = write.map(|(write, erase)| Ok(Write { erase: erase?, ..write })).transpose()?;
-    let read = Read { erase: next_erase?, ..read };
-    let problem = RewriteRead::new(state, write, Some(read))?.with_documents(document_starts)?;
+    let problem = RewriteRead::new(state, write.transpose()?, Some(read))?.with_documents(document_starts)?;
     forward(&problem.with_pending(pending)?, context_dtype, run).map(drop)
 }
 
@@ -82,19 +72,15 @@ pub fn rewrite_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let incoming = Incoming { grad_new_state: Some(from.tensor("grad_new_state")), ..Incoming::default() };
     let (state, write) = (from.tensor("state"), from.write());
     let saved = Saved { stats: Some(from.tensor("stats")), ..Saved::default() };
-    let erase = from.erase("erase");
     from.finish()?;
-    let write = Write { erase: erase?, ..write };
-    backward(&RewriteRead::new(state, Some(write), None)?, &incoming, &saved, 0, None, run).map(drop)
+    backward(&RewriteRead::new(state, Some(write?), None)?, &incoming, &saved, 0, None, run).map(drop)
 }
 
 pub fn read_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let incoming = from.gradients_of_read();
     let (state, read, saved) = (from.tensor("state"), from.read(), from.saved_by_read());
     let (document_starts, wanted) = (from.optional_tensor("document_starts"), from.integer("wanted"));
-    let erase = from.erase("next_erase");
     from.finish()?;
-    let read = Read { erase: erase?, ..read };
     let problem = RewriteRead::new(state, None, Some(read))?.with_documents(document_starts)?;
     backward(&problem, &incoming, &saved, wanted, None, run).map(drop)
 }
@@ -124,9 +110,8 @@ fn backward_of_both(
     let saved = Saved { stats, ..from.saved_by_read() };
     let chain = from.tensors("chain");
     let (document_starts, wanted) = (from.optional_tensor("document_starts"), from.integer("wanted"));
-    let (erase, next_erase) = (from.erase("erase"), from.erase("next_erase"));
     from.finish()?;
-    let (write, read) = (Write { erase: erase?, ..write }, Read { erase: next_erase?, ..read });
+    let write = write?;
     let links = links(chain, write.eps_k, write.erase)?;
     let problem = RewriteRead::new(state, Some(write), Some(read))?.with_chain(links)?;
     let problem = problem.with_documents(document_starts)?;
@@ -134,7 +119,7 @@ fn backward_of_both(
 }
 
 /// Groups a chain's tensors, four of each rewrite, all of which have the same ε_k and erase alike.
-fn links(chain: Vec<Tensor>, eps_k: Option<f64>, erase: Erase) -> Result<Vec<Link>> {
+fn links(chain: Vec<Tensor>, eps_k: f64, erase: Erase) -> Result<Vec<Link>> {
     if !chain.len().is_multiple_of(4) {
         return Err(Error::Argument(format!(
             "`chain` must hold direction, value, gate and stats of each rewrite, got {} tensors",

@@ -17,6 +17,7 @@ pub trait Source {
     fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten;
     fn tensors(&mut self, name: &'static str) -> Vec<Tensor>;
     fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>>;
+    fn float(&mut self, name: &'static str) -> f64;
     fn optional_float(&mut self, name: &'static str) -> Option<f64>;
     fn integer(&mut self, name: &'static str) -> i64;
     fn boolean(&mut self, name: &'static str) -> bool;
@@ -24,14 +25,15 @@ pub trait Source {
     /// Fails with the first reason to refuse an argument.
     fn finish(&mut self) -> Result<()>;
 
-    fn write(&mut self) -> Write {
-        Write {
-            direction: self.tensor("direction"),
-            value: self.tensor("value"),
-            gate: self.tensor("gate"),
-            eps_k: self.optional_float("eps_k"),
-            erase: Erase::default(),
-        }
+    fn write(&mut self) -> Result<Write> {
+        let (direction, value, gate) = (self.tensor("direction"), self.tensor("value"), self.tensor("gate"));
+        let eps_k = self.float("eps_k");
+        let erase = match self.integer("erase") {
+            0 => Erase::Tied,
+            1 => Erase::None,
+            other => return Err(Error::Argument(format!("`erase` must be 0 or 1, got {other}"))),
+        };
+        Ok(Write { direction, value, gate, eps_k, erase })
     }
 
     fn read(&mut self) -> Read {
@@ -45,18 +47,6 @@ pub trait Source {
             value_bias: self.optional_tensor("value_bias"),
             value_scale: self.optional_float("value_scale"),
             value_from_compressed: self.boolean("value_from_compressed"),
-            erase: Erase::default(),
-        }
-    }
-
-    /// Takes what a rewrite, or the next one, erases. These arguments come last, with defaults: programs that 0.1 exported
-    /// lack them.
-    fn erase(&mut self, name: &'static str) -> Result<Erase> {
-        match self.integer(name) {
-            0 => Ok(Erase::Tied),
-            1 => Ok(Erase::None),
-            2 => Ok(Erase::Separate),
-            other => Err(Error::Argument(format!("`{name}` must be 0, 1 or 2, got {other}"))),
         }
     }
 
@@ -134,6 +124,10 @@ impl Source for Listing {
 
     fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>> {
         self.add("Tensor[]?", name, None)
+    }
+
+    fn float(&mut self, name: &'static str) -> f64 {
+        self.add("float", name, 0.0)
     }
 
     fn optional_float(&mut self, name: &'static str) -> Option<f64> {

@@ -117,6 +117,10 @@ impl Source for Stack<'_> {
         Some(unsafe { self.list(name, list) })
     }
 
+    fn float(&mut self, _: &'static str) -> f64 {
+        f64::from_bits(self.word())
+    }
+
     fn optional_float(&mut self, _: &'static str) -> Option<f64> {
         self.optional().map(f64::from_bits)
     }

@@ -38,7 +38,8 @@ def call(operator: Operator, **given: Any) -> dict[str, Tensor]:
     missing: dict[str, Any] = {
         name: [] if name in operator.lists else None for name in operator.names
     }
-    missing |= {name: 0 for name in ("erase", "next_erase") if name in missing}
+    if "erase" in missing:
+        missing["erase"] = 0
     arguments = operator.Arguments(**missing | given)
     with torch.no_grad():
         outputs = getattr(torch.ops.ddl, operator.name)(*arguments)

@@ -112,7 +112,7 @@ def test_every_thread_reads_its_own_refusal() -> None:
         for _ in range(200):
             try:
                 with torch._C._AutoDispatchBelowAutograd():
-                    entry(state, k, v, gate, 0.1)
+                    entry(state, k, v, gate, 0.1, 0)
             except RuntimeError as error:
                 sentences.append(str(error).partition("\n")[0])
             try:

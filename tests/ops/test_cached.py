@@ -236,7 +236,7 @@ def test_opcheck_of_the_expansion(m, taps):
     x, weight = expansion(F64, m, taps)
     before = torch.randn(3, taps - 1, D, dtype=F64) if taps and taps > 1 else None
     for left in (None, before):
-        torch.library.opcheck(torch.ops.ddl.cached_expand.default, [x, weight, m, left])
+        torch.library.opcheck(torch.ops.ddl.cached_expand.default, [x, weight, m, left, None])
 
 
 @pytest.mark.parametrize("home", ["cpu", "meta"])
@@ -265,7 +265,7 @@ def test_what_does_not_fit_an_expansion_is_refused(home):
 
 def positional(name: str, given: dict[str, Any], pending: Tensor | None) -> list[Any]:
     known = given | {"eps_k": 0.1, "norm_eps": 1e-5, "value_from_compressed": False}
-    known |= {"erase": 0, "next_erase": 0}
+    known |= {"erase": 0}
     names = getattr(declarations, name).names
     return [pending if n == "pending" else known.get(n) for n in names]
 

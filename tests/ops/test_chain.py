@@ -190,7 +190,7 @@ def operator_call(calls: list[dict[str, Tensor]], chain: list[Tensor]) -> tuple[
     """Call `rewrite_read` with an anchor and a chain that other tensors might have led to."""
     read = torch.ops.ddl.rewrite_read.default
     values = {argument.name: None for argument in read._schema.arguments}
-    values |= {"erase": 0, "next_erase": 0}
+    values |= {"erase": 0}
     values |= calls[0] | {"eps_k": EPS_K, "value_from_compressed": False, "norm_eps": 1e-5}
     values |= {"anchor": calls[0]["state"].detach().clone(), "chain": chain}
     return read(*values.values())
@@ -252,7 +252,7 @@ def test_a_chain_without_an_anchor_is_refused():
     calls = leaves(F32, 4, "channel")
     read = torch.ops.ddl.rewrite_read.default
     values = {argument.name: None for argument in read._schema.arguments}
-    values |= {"erase": 0, "next_erase": 0}
+    values |= {"erase": 0}
     values |= calls[0] | {"eps_k": EPS_K, "value_from_compressed": False, "norm_eps": 1e-5}
     with pytest.raises(ValueError, match="`chain` must come with an `anchor`, got 4 tensors"):
         read(*(values | {"chain": link(calls)}).values())

@@ -317,7 +317,7 @@ def test_pieces_on_a_gpu(m, taps, plan, pieces, starts):
 def test_opcheck(name):
     names = getattr(declarations, name).names
     known = read_arguments(2, 4) | {"eps_k": 0.1, "norm_eps": 1e-5, "value_from_compressed": False}
-    known |= {"erase": 0, "next_erase": 0}
+    known |= {"erase": 0}
     known |= {"x": known["direction"], "weight": known["compress"], "value_channels": 2}
     leaves = {n: v.requires_grad_() if isinstance(v, Tensor) else v for n, v in known.items()}
     leaves["document_starts"] = MASKS["some"]

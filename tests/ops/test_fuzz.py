@@ -50,8 +50,10 @@ def right(
     stored = torch.float64 if double else draw(st.sampled_from([FLOATS[0], *FLOATS[2:]]))
     small = torch.float64 if double else torch.float32
     over_time = (taps,) if taps else ()
-    read = {"compress": (d, m, *over_time), "gate_weight": (d,), "gate_bias": ()}
-    read |= {
+    read = {
+        "compress": (d, m, *over_time),
+        "gate_weight": (d,),
+        "gate_bias": (),
         "norm_weight": (d,),
         "value_weight": (m, d),
         "value_bias": (m,),
@@ -87,9 +89,8 @@ def arguments(draw: st.DrawFn, name: str) -> list[Any]:
         stand_in = n in ("new_value", "new_gate", "rstd", "compressed")
         if n == "value_channels":
             values.append(draw(st.integers(-1, 3)) if n in wrong else shapes[n][0][0])
-        elif n in ("erase", "next_erase"):
-            low, high = (-1, 3) if n in wrong else (0, int(n == "erase"))
-            values.append(draw(st.integers(low, high)))
+        elif n == "erase":
+            values.append(draw(st.integers(-1, 3) if n in wrong else st.integers(0, 1)))
         elif n == "value_from_compressed":
             values.append(draw(st.booleans()))
         elif n == "wanted":

@@ -63,7 +63,7 @@ ARGUMENTS: list[Case] = [
         )
         for bad in NOT_POSITIVE
     ),
-    wrong_value("rewrite", "eps_k", None, 'a number unless erase="none"'),
+    wrong_value("rewrite", "eps_k", None, POSITIVE),
     *(
         Case(name, {"state": zeros()}, ValueError, f"{STATE}()")
         for name in ("rewrite", "rewrite_read", "read")

@@ -188,7 +188,7 @@ def test_torchs_own_checks(operator):
     values = dict.fromkeys(names) | {
         name: tensor.requires_grad_() for name, tensor in tensors.items() if name in names
     }
-    values |= {name: 0 for name in ("erase", "next_erase") if name in names}
+    values |= {"erase": 0} if "erase" in names else {}
     values |= {"eps_k": 0.1} if "eps_k" in names else {}
     values |= {"value_from_compressed": False, "norm_eps": 1e-5} if "norm_eps" in names else {}
     torch.library.opcheck(getattr(torch.ops.ddl, operator).default, tuple(values.values()))

@@ -15,22 +15,18 @@ pub fn wide(tensor: &Tensor) -> Tensor {
     tensor.to_kind(Kind::Double)
 }
 
-/// X ← X + k̂_j (β_j v_j − α_j k̂_jᵀX) for each rewrite j; k (…, n, d), v (…, n, m), β and α (…, n) in one tensor.
+/// X ← X + k̂_j (β_j v_j − α_j k̂_jᵀX) for each rewrite j; k (…, n, d), v (…, n, m), β (…, n) and α = β or 0.
 pub fn rewrite_reference(inputs: &Inputs) -> Tensor {
     let (state, gate) = (&inputs.state, wide(&inputs.gate));
     let (direction, value) = (wide(&inputs.direction), wide(&inputs.value));
-    let (beta, alpha) = match inputs.erase {
-        Erase::Tied => (gate.shallow_clone(), gate),
-        Erase::None => (gate.shallow_clone(), gate.zeros_like()),
-        Erase::Separate => (gate.select(-2, 0), gate.select(-2, 1)),
-    };
+    let erases = f64::from(inputs.erase == Erase::Tied);
     let norm = (direction.square().sum_dim_intlist(-1, true, Kind::Double) + EPS_K * EPS_K).sqrt();
     let unit = direction / norm;
     (0..unit.size()[unit.dim() - 2]).fold(wide(state), |x, j| {
         let (k, v) = (unit.select(-2, j), value.select(-2, j));
-        let of_j = |gate: &Tensor| gate.select(-1, j).unsqueeze(-1);
+        let beta = gate.select(-1, j).unsqueeze(-1);
         let readout = (k.unsqueeze(-1) * &x).sum_dim_intlist(-2, false, Kind::Double);
-        x + k.unsqueeze(-1) * (of_j(&beta) * v - of_j(&alpha) * readout).unsqueeze(-2)
+        x + k.unsqueeze(-1) * (beta * (v - erases * readout)).unsqueeze(-2)
     })
 }
 
@@ -115,18 +111,16 @@ impl Inputs {
         let small = if kind == Kind::Double { kind } else { Kind::Float };
         let over_time: Vec<i64> = [D, M].into_iter().chain(taps).collect();
         let mut starts = vec![false; (2 * TIME) as usize];
-        let gates: &[i64] = if erase == Erase::Separate { &[2, n] } else { &[n] };
         [0, 3, 7, 12].iter().for_each(|&start: &usize| starts[start] = true);
         Inputs {
             state: random(&[2, TIME, D, M], kind),
             direction: random(&[2, TIME, n, D], kind),
             value: random(&[2, TIME, n, M], small),
-            gate: Tensor::rand([&[2, TIME], gates].concat(), (Kind::Double, Device::Cpu)).to_kind(small)
-                * 2.0,
+            gate: Tensor::rand([2, TIME, n], (Kind::Double, Device::Cpu)).to_kind(small) * 2.0,
             compress: random(&over_time, kind),
             norm_weight: random(&[D], kind),
-            gate_weight: random(&[gates, &[D]].concat(), kind),
-            gate_bias: random(gates, kind),
+            gate_weight: random(&[n, D], kind),
+            gate_bias: random(&[n], kind),
             value_weight: random(&[n, M, D], kind),
             value_bias: random(&[n, M], kind),
             starts: Tensor::from_slice(&starts).view([2, TIME]),
@@ -151,7 +145,7 @@ impl Inputs {
 
     pub fn rewrite(&self) -> Write<'_> {
         let (direction, value, gate) = (&self.direction, &self.value, &self.gate);
-        Write { direction, value, gate, eps_k: Some(EPS_K), erase: self.erase }
+        Write { direction, value, gate, eps_k: EPS_K, erase: self.erase }
     }
 
     pub fn read(&self) -> Read<'_> {
@@ -165,7 +159,6 @@ impl Inputs {
             value_bias: Some(&self.value_bias),
             value_scale: Some(3.0),
             value_from_compressed: false,
-            erase: self.erase,
         }
     }
 

@@ -30,7 +30,7 @@ struct Tensors {
     erase: Erase,
 }
 
-const ERASES: [Erase; 3] = [Erase::Tied, Erase::None, Erase::Separate];
+const ERASES: [Erase; 2] = [Erase::Tied, Erase::None];
 
 impl Tensors {
     fn new() -> Tensors {
@@ -38,20 +38,15 @@ impl Tensors {
     }
 
     fn erasing(erase: Erase, time: usize) -> Tensors {
-        let apart = erase == Erase::Separate;
-        let gates = |before: &[usize], after: &[usize]| -> Vec<usize> {
-            [before, if apart { &[2, N] } else { &[N] }, after].concat()
-        };
-        let (gate, gate_weight, gate_bias) = (gates(&[2, time], &[]), gates(&[], &[D]), gates(&[], &[]));
         let shapes: [(&str, &[usize]); 10] = [
             ("state", &[2, time, D, M]),
             ("direction", &[2, time, N, D]),
             ("value", &[2, time, N, M]),
-            ("gate", &gate),
+            ("gate", &[2, time, N]),
             ("compress", &[D, M, TAPS]),
             ("norm_weight", &[D]),
-            ("gate_weight", &gate_weight),
-            ("gate_bias", &gate_bias),
+            ("gate_weight", &[N, D]),
+            ("gate_bias", &[N]),
             ("value_weight", &[N, M, D]),
             ("value_bias", &[N, M]),
         ];
@@ -71,7 +66,7 @@ impl Tensors {
             direction: self.array("direction"),
             value: self.array("value"),
             gate: self.array("gate"),
-            eps_k: Some(EPS_K),
+            eps_k: EPS_K,
             erase: self.erase,
         };
         let read = Read {
@@ -84,7 +79,6 @@ impl Tensors {
             value_bias: Some(self.array("value_bias")),
             value_scale: Some(3.0),
             value_from_compressed: false,
-            erase: self.erase,
         };
         RewriteRead { rewrite: Some(write), read: Some(read), ..RewriteRead::new(self.array("state")) }
     }
@@ -111,11 +105,8 @@ fn reference(tensors: &Tensors) -> [Vec<f64>; 4] {
         for j in 0..N {
             let k = &of("direction")[(token * N + j) * D..][..D];
             let v = &of("value")[(token * N + j) * M..][..M];
-            let (beta, alpha) = match tensors.erase {
-                Erase::Tied => (of("gate")[token * N + j], of("gate")[token * N + j]),
-                Erase::None => (of("gate")[token * N + j], 0.0),
-                Erase::Separate => (of("gate")[token * 2 * N + j], of("gate")[token * 2 * N + N + j]),
-            };
+            let beta = of("gate")[token * N + j];
+            let alpha = if tensors.erase == Erase::Tied { beta } else { 0.0 };
             let norm = (dot(k, k) + EPS_K * EPS_K).sqrt();
             for channel in 0..M {
                 let readout: f64 = (0..D).map(|i| k[i] / norm * x[i * M + channel]).sum();
@@ -162,29 +153,6 @@ fn a_forward_is_the_equations() {
         assert_close("new_value", &forward.new_value, &value, 1e-12);
         assert_close("new_gate", &forward.new_gate, &gate, 1e-12);
     }
-}
-
-#[test]
-fn a_direction_that_stays_as_it_is_is_written_as_it_is() {
-    let tensors = Tensors::erasing(Erase::None, TIME);
-    let mut call = RewriteRead { read: None, ..tensors.both() };
-    call.rewrite.as_mut().unwrap().eps_k = None;
-    let got = call.forward().unwrap().new_state;
-    let of = |name| tensors.array(name).elements;
-    let mut expected = of("state").to_vec();
-    for (token, x) in expected.chunks_mut(D * M).enumerate() {
-        for (at, number) in x.iter_mut().enumerate() {
-            let one = |j| {
-                let row = token * N + j;
-                of("gate")[row] * of("direction")[row * D + at / M] * of("value")[row * M + at % M]
-            };
-            *number += (0..N).map(one).sum::<f64>();
-        }
-    }
-    assert_close("new_state", &got, &expected, 1e-12);
-    call.rewrite.as_mut().unwrap().erase = Erase::Tied;
-    let refused = call.forward().unwrap_err().to_string();
-    assert_eq!(refused, "`eps_k` must be a number unless erase=\"none\", got None");
 }
 
 #[test]
@@ -264,7 +232,7 @@ fn a_bfloat16_state_follows_the_equations() {
         direction: Array::new(&direction, shape("direction")),
         value: Array::new(&value, shape("value")),
         gate: Array::new(&gate, shape("gate")),
-        eps_k: Some(EPS_K),
+        eps_k: EPS_K,
         erase: Erase::Tied,
     };
     let call = RewriteRead { rewrite: Some(write), ..RewriteRead::new(Array::new(&state, shape("state"))) };

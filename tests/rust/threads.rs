@@ -28,7 +28,7 @@ fn step(threads: usize) -> Vec<Vec<f64>> {
         direction: x,
         value: Array::new(&value, &[1, TIME, M]),
         gate: Array::new(&gate, &[1, TIME]),
-        eps_k: Some(0.1),
+        eps_k: 0.1,
         erase: Erase::Tied,
     };
     let read = Read { compress: weight, norm_eps: Some(1e-3), ..Read::default() };

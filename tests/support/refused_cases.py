@@ -95,7 +95,6 @@ def call_operator(name: str, given: dict[str, Any]) -> Any:
         "norm_eps": 1e-5,
         "value_from_compressed": False,
         "erase": 0,
-        "next_erase": 0,
         "saves": False,
     }
     operator = getattr(torch.ops.ddl, name)

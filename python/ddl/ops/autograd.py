@@ -36,14 +36,14 @@ def rewrite_gradients(ctx: Any, grad_new_state: Grad, _: None) -> Gradients:
     state, direction, value, gate, stats = ctx.saved_tensors
     found = call(
         declarations.rewrite_backward,
-        *(grad_new_state, state, direction, value, gate, ctx.eps_k, stats, ctx.erase),
+        *(grad_new_state, state, direction, value, gate, ctx.eps_k, ctx.erase, stats),
     )
     wanted = _bits(ctx.needs_input_grad[:4])
     return (*_those(wanted, found), None, None)
 
 
 def save_read(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    state, *fields, document_starts, ctx.next_erase = inputs
+    state, *fields, document_starts = inputs
     tensors, ctx.numbers = _split(fields)
     _, value, gate, compressed, rstd = output
     ctx.save_for_backward(state, document_starts, value, gate, compressed, rstd, *tensors)
@@ -58,19 +58,19 @@ def read_gradients(
         return (None,) * len(declarations.read.names)
     state, document_starts, value, gate, compressed, rstd, *tensors = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    wanted = _wanted((needs[0], *_tensors_of(needs[1:-2])), grad_new_value, grad_new_gate)
+    wanted = _wanted((needs[0], *_tensors_of(needs[1:-1])), grad_new_value, grad_new_gate)
     found = call(
         declarations.read_backward,
         *(grad_context, grad_new_value, grad_new_gate, state, *_joined(tensors, ctx.numbers)),
-        *(value, gate, compressed, rstd, document_starts, wanted, ctx.next_erase),
+        *(value, gate, compressed, rstd, document_starts, wanted),
     )
     grad_state, *parameters = _those(wanted, found)
-    return (grad_state, *_spread(parameters), None, None)
+    return (grad_state, *_spread(parameters), None)
 
 
 def save_rewrite_read(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    state, direction, value, gate, ctx.eps_k, *fields, anchor, chain, document_starts = inputs[:-2]
-    ctx.erase = inputs[-2:]
+    state, direction, value, gate, ctx.eps_k, ctx.erase, *fields = inputs
+    *fields, anchor, chain, document_starts = fields
     tensors, ctx.numbers = _split(fields)
     _, stats, _, new_value, new_gate, compressed, rstd = output
     ctx.save_for_backward(
@@ -101,9 +101,10 @@ def rewrite_read_gradients(
     needs = ctx.needs_input_grad
     wanted = _wanted((*needs[_WRITE], *_tensors_of(needs[_READ])), grad_new_value, grad_new_gate)
     others = (
-        *(grad_context, grad_new_value, grad_new_gate, state, direction, value, gate, ctx.eps_k),
+        *(grad_context, grad_new_value, grad_new_gate),
+        *(state, direction, value, gate, ctx.eps_k, ctx.erase),
         *_joined(tensors, ctx.numbers),
-        *(stats, new_value, new_gate, compressed, rstd, chain, document_starts, wanted, *ctx.erase),
+        *(stats, new_value, new_gate, compressed, rstd, chain, document_starts, wanted),
     )
     if grad_new_state is not None and _may_overwrite(grad_new_state):
         # torch.compile traces this, and drops the copy if nothing else needs the gradient.
@@ -112,7 +113,7 @@ def rewrite_read_gradients(
     else:
         found = call(declarations.rewrite_read_backward, grad_new_state, *others)
     gradients = _those(wanted, found)
-    return (*gradients[:4], None, *_spread(gradients[4:]), *[None] * 5)
+    return (*gradients[:4], None, None, *_spread(gradients[4:]), *[None] * 3)
 
 
 def save_expand(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -159,7 +160,7 @@ def delta_rule_gradients(ctx: Any, grad_y: Grad, grad_final_state: Grad, *_: Non
 _TENSORS = 6
 
 # Where the arguments of `rewrite_read` have the state with k, v and β, and the read's parameters.
-_WRITE, _READ = slice(0, 4), slice(5, -5)
+_WRITE, _READ = slice(0, 4), slice(6, -3)
 
 
 def _tensors_of(fields: Sequence[Any]) -> tuple[Any, ...]:

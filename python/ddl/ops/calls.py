@@ -52,11 +52,7 @@ def differentiable(
 
     apply = private.apply_of(Derivative)
 
-    count, defaults = len(operator.names), operator.defaults
-
     def direct(*inputs: Any) -> Any:
-        if len(inputs) < count:  # torch drops arguments that equal their defaults
-            inputs = (*inputs, *defaults[len(inputs) - count :])
         if level() >= 0 or in_transform():
             refuse_transforms(operator, inputs)
         try:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ddl import options
 from ddl._native import LEAST_EPS_K, LEAST_NORM_EPS, MOST_REWRITES
-from ddl.results import ERASE
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -149,20 +148,10 @@ def next_rewrites_of(given: Any) -> tuple[int, ...]:
     """The axis (n,) in the weights and biases of a read's gates and values, and in these; or ()."""
     d, m = given.state.shape[-2:]
     if given.gate_weight is not None:
-        return _rewrites("gate_weight", given.gate_weight, gates_axis(given.next_erase), (d,))
+        return _rewrites("gate_weight", given.gate_weight, (), (d,))
     if given.value_weight is not None:
         return _rewrites("value_weight", given.value_weight, (), (m, d))
     return ()
-
-
-def gates_axis(erase: int) -> tuple[int, ...]:
-    """The axis of gates before that of n: (2,) for β and an α of its own, or ()."""
-    return (2,) if ERASE[erase] == "separate" else ()
-
-
-def _check_erase(name: str, erase: int) -> None:
-    if not 0 <= erase < len(ERASE):
-        raise ValueError(f"`{name}` must be 0, 1 or 2, got {erase}")
 
 
 def _rewrites(
@@ -179,7 +168,8 @@ def _rewrites(
 def check_rewrite(given: Any) -> None:
     """Check the arguments of a rewrite; `given` has them by name."""
     state: Tensor = given.state
-    _check_erase("erase", given.erase)
+    if given.erase not in (0, 1):
+        raise ValueError(f"`erase` must be 0 or 1, got {given.erase}")
     _check_state(state)
     *batch, d, m = state.shape
     n = rewrites_of(given)
@@ -187,26 +177,23 @@ def check_rewrite(given: Any) -> None:
     check_stored("direction", given.direction, state)
     check_shape("value", given.value, (*batch, *n, m))
     check_gate("value", given.value, state)
-    check_shape("gate", given.gate, (*batch, *gates_axis(given.erase), *n))
+    check_shape("gate", given.gate, (*batch, *n))
     check_gate("gate", given.gate, state)
-    check_positive("eps_k", given.eps_k, optional=True, least=LEAST_EPS_K)
-    if given.eps_k is None and ERASE[given.erase] != "none":
-        raise ValueError('`eps_k` must be a number unless erase="none", got None')
+    check_positive("eps_k", given.eps_k, least=LEAST_EPS_K)
 
 
 def check_read(given: Any) -> None:
     """Check the arguments of a read; `given` has them by name."""
     state, compress = given.state, given.compress
     over_time = compress is not None and compress.ndim == 3
-    _check_erase("next_erase", given.next_erase)
     _check_state(state, over_time=over_time)
     _check_compress(state, compress, over_time)
     d, m = state.shape[-2:]
     n = next_rewrites_of(given)
     for name, shape in (
         ("norm_weight", (d,)),
-        ("gate_weight", (*gates_axis(given.next_erase), *n, d)),
-        ("gate_bias", (*gates_axis(given.next_erase), *n)),
+        ("gate_weight", (*n, d)),
+        ("gate_bias", n),
         ("value_weight", (*n, m, d)),
         ("value_bias", (*n, m)),
     ):

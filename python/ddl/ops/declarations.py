@@ -10,7 +10,8 @@ from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
-REWRITE = "Tensor direction, Tensor value, Tensor gate, float? eps_k"
+# `erase` is a place in `ddl.results.ERASE`.
+REWRITE = "Tensor direction, Tensor value, Tensor gate, float eps_k, int erase"
 READ = (
     "Tensor? compress, Tensor? norm_weight, float? norm_eps, Tensor? gate_weight, "
     "Tensor? gate_bias, Tensor? value_weight, Tensor? value_bias, float? value_scale, "
@@ -22,27 +23,25 @@ READ_INCOMING = "Tensor? grad_context, Tensor? grad_new_value, Tensor? grad_new_
 READ_SAVED = "Tensor new_value, Tensor new_gate, Tensor compressed, Tensor rstd"
 # How the backward gets a state that is not saved: it applies the rewrites of the chain (direction,
 # value, gate and stats of each, without gradients of their own) to the anchor. Without an anchor
-# the state is saved. The defaults are for programs that were exported before these were there.
-ANCHORED = "Tensor? anchor=None, Tensor[]? chain=None"
+# the state is saved.
+ANCHORED = "Tensor? anchor, Tensor[]? chain"
 # Where a sequence holds several documents: their first tokens, (…, T) bool. Nothing that looks back
 # in time looks beyond one.
-DOCUMENTS = "Tensor? document_starts=None"
-# Places in `ddl.results.ERASE`: of a rewrite, and of the rewrites whose gates are read.
-ERASE, NEXT_ERASE = "int erase=0", "int next_erase=0"
+DOCUMENTS = "Tensor? document_starts"
 READ_PARAMETERS = "compress norm_weight gate_weight gate_bias value_weight value_bias"
 
 
 class Operator:
     """An operator: `torch.ops.ddl.<name>(arguments) -> outputs`.
 
-    declared: the arguments' schemas, in order. names: their names. defaults: of the last arguments.
+    declared: the arguments' schemas, in order. names: their names.
     tensors, optional, lists: names of those that are tensors, that may be None, that are lists of
     tensors. Arguments: the type of a call's arguments by name. outputs: names, in order.
     """
 
     def __init__(self, name: str, arguments: str, outputs: str) -> None:
         self.name, self.declared = name, arguments.split(", ")
-        pairs = [argument.partition("=")[0].split(" ") for argument in self.declared]
+        pairs = [argument.split(" ") for argument in self.declared]
         self.names = [argument for _, argument in pairs]
         self.lists = [argument for kind, argument in pairs if kind.startswith("Tensor[]")]
         self.tensors = [
@@ -53,9 +52,7 @@ class Operator:
         self.optional = [argument for kind, argument in pairs if kind.endswith("?")]
         self.outputs = outputs.split(" ")
         make: Any = namedtuple  # mypy knows only literal fields
-        given = [argument.partition("=")[2] for argument in self.declared]
-        self.defaults = tuple(None if text == "None" else int(text) for text in given if text)
-        self.Arguments = make("Arguments", self.names, defaults=self.defaults)
+        self.Arguments = make("Arguments", self.names)
 
     @property
     def schema(self) -> str:
@@ -68,16 +65,15 @@ def _gradients(names: str) -> str:
     return " ".join(f"grad_{name}" for name in names.split(" "))
 
 
-rewrite = Operator("rewrite", f"Tensor state, {REWRITE}, {ERASE}", "new_state stats")
+rewrite = Operator("rewrite", f"Tensor state, {REWRITE}", "new_state stats")
 read = Operator(
     "read",
-    f"Tensor state, {READ}, ScalarType? context_dtype, {DOCUMENTS}, {NEXT_ERASE}",
+    f"Tensor state, {READ}, ScalarType? context_dtype, {DOCUMENTS}",
     "context new_value new_gate compressed rstd",
 )
 rewrite_read = Operator(
     "rewrite_read",
-    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, {ANCHORED}, {DOCUMENTS}, "
-    f"{ERASE}, {NEXT_ERASE}",
+    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, {ANCHORED}, {DOCUMENTS}",
     "new_state stats context new_value new_gate compressed rstd",
 )
 expand = Operator("expand", f"Tensor x, Tensor? weight, int value_channels, {DOCUMENTS}", "state")
@@ -86,13 +82,12 @@ expand = Operator("expand", f"Tensor x, Tensor? weight, int value_channels, {DOC
 # what these leave for the next; absent for a read within a token.
 cached_read = Operator(
     "cached_read",
-    f"Tensor state, {READ}, ScalarType? context_dtype, Tensor? pending, {DOCUMENTS}, {NEXT_ERASE}",
+    f"Tensor state, {READ}, ScalarType? context_dtype, Tensor? pending, {DOCUMENTS}",
     "context new_value new_gate new_pending",
 )
 cached_rewrite_read = Operator(
     "cached_rewrite_read",
-    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, Tensor? pending, {DOCUMENTS}, "
-    f"{ERASE}, {NEXT_ERASE}",
+    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, Tensor? pending, {DOCUMENTS}",
     "new_state context new_value new_gate new_pending",
 )
 # `before` is x of the K − 1 tokens before these (…, K − 1, d), `new_before` the next call's.
@@ -106,19 +101,18 @@ cached_expand = Operator(
 # computed only if theirs is set, and are empty otherwise.
 rewrite_backward = Operator(
     "rewrite_backward",
-    f"Tensor grad_new_state, Tensor state, {REWRITE}, Tensor stats, {ERASE}",
+    f"Tensor grad_new_state, Tensor state, {REWRITE}, Tensor stats",
     _gradients("state direction value gate"),
 )
 read_backward = Operator(
     "read_backward",
-    f"{READ_INCOMING}, Tensor state, {READ}, {READ_SAVED}, Tensor? document_starts, int wanted, "
-    f"{NEXT_ERASE}",
+    f"{READ_INCOMING}, Tensor state, {READ}, {READ_SAVED}, {DOCUMENTS}, int wanted",
     _gradients(f"state {READ_PARAMETERS}"),
 )
 rewrite_read_backward = Operator(
     "rewrite_read_backward",
     f"Tensor? grad_new_state, {READ_INCOMING}, Tensor state, {REWRITE}, {READ}, Tensor stats, "
-    f"{READ_SAVED}, Tensor[] chain, Tensor? document_starts, int wanted, {ERASE}, {NEXT_ERASE}",
+    f"{READ_SAVED}, Tensor[] chain, {DOCUMENTS}, int wanted",
     _gradients(f"state direction value gate {READ_PARAMETERS}"),
 )
 # Overwrites grad_new_state with the gradient of the state. `wanted` has the bits of
@@ -126,7 +120,7 @@ rewrite_read_backward = Operator(
 overwriting_backward = Operator(
     "rewrite_read_backward_",
     f"Tensor(a!) grad_new_state, {READ_INCOMING}, Tensor state, {REWRITE}, {READ}, Tensor stats, "
-    f"{READ_SAVED}, Tensor[] chain, Tensor? document_starts, int wanted, {ERASE}, {NEXT_ERASE}",
+    f"{READ_SAVED}, Tensor[] chain, {DOCUMENTS}, int wanted",
     _gradients(f"direction value gate {READ_PARAMETERS}"),
 )
 expand_backward = Operator(

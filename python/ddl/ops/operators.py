@@ -36,8 +36,8 @@ except RuntimeError as error:
 
 def rewrite(state: Tensor, write: Write) -> tuple[Tensor, Tensor | None]:
     """Return X' and what a backward needs; None for that without kernels, here and below."""
-    arguments, erase = write.arguments()
-    result: tuple[Tensor, Tensor | None] = _run(declarations.rewrite, state, *arguments, erase)
+    result: tuple[Tensor, Tensor | None]
+    result = _run(declarations.rewrite, state, *write.arguments())
     return result
 
 
@@ -46,8 +46,7 @@ def read(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return context, value, gate, and the raw read and 1/rms, which a backward needs."""
     result: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-    arguments, next_erase = parameters.arguments()
-    result = _run(declarations.read, state, *arguments, document_starts, next_erase)
+    result = _run(declarations.read, state, *parameters, document_starts)
     return result
 
 
@@ -64,10 +63,8 @@ def rewrite_read(
     anchor, chain: the last stored state and the tensors of `ddl.results.Chain`, or None.
     """
     result: tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-    of_write, erase = write.arguments()
-    of_read, next_erase = parameters.arguments()
-    rest = (anchor, chain, document_starts, erase, next_erase)
-    result = _run(declarations.rewrite_read, state, *of_write, *of_read, *rest)
+    rest = (anchor, chain, document_starts)
+    result = _run(declarations.rewrite_read, state, *write.arguments(), *parameters, *rest)
     return result
 
 
@@ -113,7 +110,6 @@ def bind(
     operator: Operator,
     device: torch.device,
     fixed: Sequence[Any],
-    last: Sequence[Any],
     **outputs: bool,
 ) -> Callable[..., Any]:
     """Return a cached operator with everything fixed but its first and its last two tensors.
@@ -121,8 +117,8 @@ def bind(
     These are its arguments, by position; the last two are what past tokens left, and which tokens
     start a document. It is one function, because its callers come to it with cold caches
     (ddl/nn/cached.py). device: of the tensors that it will be called with. fixed: the arguments
-    between, in order. last: those after all others. outputs: by name, whether an output is there;
-    the result has None for one that is not, which kernels return as an empty tensor.
+    between, in order. outputs: by name, whether an output is there; the result has None for one
+    that is not, which kernels return as an empty tensor.
     """
     overload, direct = OVERLOADS[operator.name], DIRECT[operator.name]
     entry, is_inference_mode_enabled = private.entry_of(overload), torch.is_inference_mode_enabled
@@ -130,19 +126,18 @@ def bind(
     with_none = itemgetter(*(at if outputs.get(name, True) else -1 for at, name in names))
 
     def plain(*tensors: Any) -> Any:
-        arguments = operator.Arguments(*tensors[:-2], *fixed, *tensors[-2:], *last)
-        return run_plain(operator, arguments)
+        return run_plain(operator, operator.Arguments(*tensors[:-2], *fixed, *tensors[-2:]))
 
     def compiled(*tensors: Any) -> Any:
-        return with_none((*overload(*tensors[:-2], *fixed, *tensors[-2:], *last), None))
+        return with_none((*overload(*tensors[:-2], *fixed, *tensors[-2:]), None))
 
     def bound(*tensors: Any) -> Any:
         # In inference mode the dispatcher goes to the kernel, and there is nothing to record.
         call = entry if is_inference_mode_enabled() else direct
         try:
-            return with_none((*call(*tensors[:-2], *fixed, *tensors[-2:], *last), None))
+            return with_none((*call(*tensors[:-2], *fixed, *tensors[-2:]), None))
         except (RuntimeError, TypeError) as error:
-            raise_refusal(operator, (*tensors[:-2], *fixed, *tensors[-2:], *last), error)
+            raise_refusal(operator, (*tensors[:-2], *fixed, *tensors[-2:]), error)
 
     if not has_kernels(device):
         return plain

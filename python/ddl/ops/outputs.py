@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import declarations, delta_rule, private
 from .arguments import CHECKS
-from .checks import gate_dtype, gates_axis, next_rewrites_of, rewrites_of
+from .checks import gate_dtype, next_rewrites_of, rewrites_of
 from .declarations import OPERATORS, Operator
 
 
@@ -46,9 +46,7 @@ def _read(given: Any) -> tuple[Tensor, ...]:
     return (
         new((*batch, d), dtype=given.context_dtype),  # None means the state's dtype
         _absent(state) if given.value_weight is None else new((*batch, *n, m), dtype=real),
-        _absent(state)
-        if given.gate_weight is None
-        else new((*batch, *gates_axis(given.next_erase), *n), dtype=real),
+        _absent(state) if given.gate_weight is None else new((*batch, *n), dtype=real),
         _absent(state) if compress is None or compress.ndim < 3 else new((*batch, d)),
         _absent(state) if given.norm_eps is None else new(batch, dtype=real),
     )

@@ -17,48 +17,37 @@ from ddl.results import ERASE
 
 from . import chunked, declarations
 from .arguments import CHECKS
-from .checks import gate_dtype, rewrites_of
+from .checks import gate_dtype
 from .declarations import Operator
 
 _READ = [
     name
     for name in declarations.read.names
-    if name not in ("state", "value_from_compressed", "context_dtype", "next_erase")
+    if name not in ("state", "value_from_compressed", "context_dtype")
 ]
 
 
 def _rewrite(given: Any) -> tuple[Tensor]:
-    beta, alpha, erase = given.gate, None, ERASE[given.erase]
-    if erase == "separate":
-        beta, alpha = given.gate.unbind(-1 - len(rewrites_of(given)))
     state = reference.rewrite(
         given.state,
         given.direction,
         given.value,
-        beta,
+        given.gate,
         eps_k=given.eps_k,
-        erase=erase if alpha is None else alpha,
+        erase=ERASE[given.erase],
     )
     return (state,)
 
 
 def _read(given: Any, state: Tensor | None = None) -> tuple[Tensor | None, ...]:
     parameters = {name: getattr(given, name) for name in _READ}
-    gates = () if given.gate_weight is None else given.gate_weight.shape[:-1]
-    if len(gates) == 2:  # of β and of α, each for n rewrites
-        for name in ("gate_weight", "gate_bias"):
-            tensor = parameters[name]
-            parameters[name] = None if tensor is None else tensor.flatten(0, 1)
     found = reference.read(
         given.state if state is None else state,
         **parameters,
         value_from="compressed" if given.value_from_compressed else "context",
         context_dtype=given.context_dtype,
     )
-    gate = found.gate
-    if gate is not None and len(gates) == 2:
-        gate = torch.unflatten(gate, -1, gates)
-    return (*found[:2], gate)
+    return found[:3]
 
 
 def _rewrite_read(given: Any) -> tuple[Tensor | None, ...]:

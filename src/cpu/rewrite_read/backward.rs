@@ -5,11 +5,11 @@
 //! time keeps a ring of K values of dx, computed K−1 tokens ahead of dX. For the tokens after the part it computes only
 //! dx, from their dh, x and rstd; their X and G are not loaded.
 //!
-//! In the letters of docs/mathematics.md, with k̂ = r·k and e = v − p:
+//! In the letters of docs/mathematics.md, with k̂ = r·k and e = v − p. If nothing is erased, α = 0 and dβ = g·v, else α = β:
 //!
 //! ```text
 //! G  += dx ⊗ w           g   = k̂ᵀG              dX = G − α k̂ gᵀ
-//! dv  = β g              dβ  = g·v, dα = −g·p    dk = r (dk̂ − k̂ (k̂·dk̂)),  dk̂ = G (β v − α p) − α X g
+//! dv  = β g              dβ  = g·v − g·p         dk = r (dk̂ − k̂ (k̂·dk̂)),  dk̂ = G (β v − α p) − α X g
 //! ```
 
 use std::ops::Range;
@@ -67,8 +67,7 @@ fn backward_rows<T: Stored>(
         let states = state.split_rows(d * m, &bounds).into_iter();
         let mut directions = split(&mut gradients.direction, rewrites * d, &bounds);
         let mut values = split(&mut gradients.value, rewrites * m, &bounds);
-        let erase = problem.rewrite.as_ref().map(|write| write.erase).unwrap_or_default();
-        let mut gates = split(&mut gradients.gate, erase.gates(rewrites), &bounds);
+        let mut gates = split(&mut gradients.gate, rewrites, &bounds);
         let parts: Vec<Part<'_, T>> = bounds
             .windows(2)
             .zip(states)
@@ -355,7 +354,7 @@ impl GradWrite<'_> {
         store_target(&mut self.direction, token, direction);
     }
 
-    /// Stores dv and the gradients of the gates of one of a token's rewrites; returns the coefficient of k in dk.
+    /// Stores dv and dβ of one of a token's rewrites; returns the coefficient of k in dk.
     #[inline(always)]
     fn store_scalars<A: Accum>(
         &mut self,
@@ -369,12 +368,9 @@ impl GradWrite<'_> {
         for (dvalue, g) in dvalue.iter_mut().zip(g) {
             *dvalue = one.gate * *g;
         }
-        let gates = self.gate.row::<A>(token);
         let [target, readout] = one.target_and_readout_along(g);
-        gates[index] = if rewrite.erase == Erase::Tied { target } else { one.value_along(g) };
-        if rewrite.erase == Erase::Separate {
-            gates[rewrite.count() + index] = A::default() - readout;
-        }
-        if rewrite.normalised { one.on_k(target, readout) } else { A::default() }
+        self.gate.row::<A>(token)[index] =
+            if rewrite.erase == Erase::Tied { target } else { one.value_along(g) };
+        one.on_k(target, readout)
     }
 }

@@ -20,10 +20,9 @@ pub(super) struct TokenRewrites<'t, A> {
     k: &'t [A],
     /// [n][m]
     values: &'t [A],
-    /// β [n], then α [n] if it is a gate of its own
+    /// β [n]
     gates: &'t [A],
     pub(super) erase: Erase,
-    pub(super) normalised: bool,
     /// r, p and k·kᵢ of each; see [`stats_before`]
     stats: &'t [A],
 }
@@ -44,9 +43,8 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
             m,
             k: view(write.direction.rows(rewrites * d), token, directions),
             values: write.value.rows(rewrites * m).row(token),
-            gates: write.gate.rows(write.erase.gates(rewrites)).row(token),
+            gates: write.gate.rows(rewrites).row(token),
             erase: write.erase,
-            normalised: write.eps_k.is_some(),
             stats: stats.rows(stats_before(rewrites, m)).row(token),
         }
     }
@@ -71,7 +69,7 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
 
     #[inline(always)]
     fn coefficients(&self, index: usize) -> Coefficients<A> {
-        Coefficients::new(self.erase, self.gates, self.r(index), [index, self.rewrites])
+        Coefficients::new(self.erase, self.gates[index], self.r(index))
     }
 
     #[inline(always)]

@@ -110,7 +110,7 @@ struct Scratch<A> {
     window: Buffer<A>,
     /// h [d]
     context: Buffer<A>,
-    /// w_β·x, w_α·x if there is one, W_v·x
+    /// w_β·x, W_v·x
     products: Buffer<A>,
 }
 
@@ -184,9 +184,7 @@ impl<T: Stored> Part<'_, T> {
                 let (readout, k_products) = products.split_at_mut(m);
                 readout.fill(T::Accum::default());
                 if write.erase == Erase::None {
-                    if write.eps_k.is_some() {
-                        square[0] = dots(simd, row, &[], &mut []);
-                    }
+                    square[0] = dots(simd, row, &[], &mut []);
                     k_products.fill(T::Accum::default());
                     continue;
                 }
@@ -282,7 +280,7 @@ impl<T: Stored> Part<'_, T> {
     ) {
         let (m, rewrites) = (self.problem.sizes.m, self.problem.rewrites.count());
         let values = write.value.rows(rewrites * m).row::<T::Accum>(token);
-        let gates = write.gate.rows(write.erase.gates(rewrites)).row::<T::Accum>(token);
+        let gates = write.gate.rows(rewrites).row::<T::Accum>(token);
         let mut rest = &mut *stats;
         for index in 0..rewrites {
             let (square, readouts, k_products);
@@ -293,9 +291,9 @@ impl<T: Stored> Part<'_, T> {
             for (at, product) in k_products.iter().enumerate() {
                 add_scaled(readouts, *product, &earlier[at * m..][..m]);
             }
-            let r = write.eps_k.map_or(T::Accum::from_f64(1.0), |eps_k| inverse_norm(square[0], eps_k));
+            let r = inverse_norm(square[0], write.eps_k);
             square[0] = r;
-            let of = Coefficients::new(write.erase, gates, r, [index, rewrites]);
+            let of = Coefficients::new(write.erase, gates[index], r);
             for ((p, v), factor) in readouts.iter_mut().zip(&values[index * m..][..m]).zip(factors) {
                 *p = r * *p;
                 *factor = of.factor(*v, *p);

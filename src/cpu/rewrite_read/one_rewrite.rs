@@ -1,7 +1,7 @@
 //! The scalars of one rewrite of a token, and its vectors over the value channels.
 //!
 //! A rewrite adds k (s t)ᵀ to X, with the target t = a v − b p. For the delta rule a = b = 1 and s = β r, so that t is the
-//! error v − p. Otherwise a = β, b = α (0 if nothing is erased) and s = r.
+//! error v − p. If nothing is erased, a = β, b = α = 0 and s = r.
 
 use crate::cpu::simd::convert::Accum;
 use crate::problem::Erase;
@@ -20,15 +20,13 @@ pub(super) struct Coefficients<A> {
 }
 
 impl<A: Accum> Coefficients<A> {
-    /// Returns the coefficients of rewrite `index` of n. `gates` holds β [n], then α [n] if α has its own gate.
     #[inline(always)]
-    pub(super) fn new(erase: Erase, gates: &[A], r: A, [index, rewrites]: [usize; 2]) -> Self {
-        let (beta, one) = (gates[index], A::from_f64(1.0));
-        if erase == Erase::Tied {
-            return Coefficients { value: one, readout: one, scale: beta * r, erasure: beta * r };
+    pub(super) fn new(erase: Erase, beta: A, r: A) -> Self {
+        let (zero, one) = (A::default(), A::from_f64(1.0));
+        match erase {
+            Erase::Tied => Coefficients { value: one, readout: one, scale: beta * r, erasure: beta * r },
+            Erase::None => Coefficients { value: beta, readout: zero, scale: r, erasure: zero * r },
         }
-        let alpha = if erase == Erase::Separate { gates[rewrites + index] } else { A::default() };
-        Coefficients { value: beta, readout: alpha, scale: r, erasure: alpha * r }
     }
 
     /// t of a channel
@@ -53,7 +51,6 @@ pub(super) struct OneRewrite<'t, A> {
     pub(super) readout: &'t [A],
     /// β
     pub(super) gate: A,
-    /// r; 1 if k̂ = k
     pub(super) r: A,
 }
 

@@ -17,11 +17,11 @@ pub struct Weights<A> {
     pub compress: Option<Buffer<A>>,
     /// [d], ones if there is no weight
     pub norm: Buffer<A>,
-    /// how many logits are of gates: n, 2·n with those of α, or 0 without a gate
+    /// how many logits are of gates: n, or 0 without a gate
     pub gates: usize,
-    /// [gates][d]
+    /// [n][d]
     pub gate: Option<Buffer<A>>,
-    /// [gates]
+    /// [n]
     pub gate_bias: Buffer<A>,
     /// [n][m][d]
     pub value: Option<Buffer<A>>,
@@ -38,7 +38,6 @@ impl<A: Accum> Weights<A> {
     /// `next` is n, the number of rewrites to come.
     pub fn new(read: &Read, sizes: Sizes, next: usize) -> Result<Weights<A>> {
         let Sizes { d, m, .. } = sizes;
-        let gates = read.erase.gates(next);
         let norm = widen_or(&read.norm_weight, d, A::from_f64(1.0))?;
         let gate = read.gate_weight.as_ref().map(widen).transpose()?;
         let value = read.value_weight.as_ref().map(widen).transpose()?;
@@ -46,9 +45,9 @@ impl<A: Accum> Weights<A> {
         let taps = |weight| taps_outermost(weight, sizes, read.taps());
         Ok(Weights {
             compress: read.compress.as_ref().map(taps).transpose()?,
-            gates: gate.as_ref().map_or(0, |_| gates),
+            gates: gate.as_ref().map_or(0, |_| next),
             gate,
-            gate_bias: widen_or(&read.gate_bias, gates, A::default())?,
+            gate_bias: widen_or(&read.gate_bias, next, A::default())?,
             value,
             value_bias: widen_or(&read.value_bias, next * m, A::default())?,
             logit_rows: logit_weights.len() / d,

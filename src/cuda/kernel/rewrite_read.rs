@@ -127,12 +127,8 @@ pub struct RewriteRead {
     pub rewrites: usize,
     /// what they erase
     pub erase: Erase,
-    /// k̂ = k/√(|k|² + ε²); else k̂ = k
-    pub normalized: bool,
     /// rewrites whose values and gates are read; 1 if none are
     pub next: usize,
-    /// their gates: as many, or twice as many with α of their own
-    pub next_gates: usize,
     pub compress: Compress,
     pub parts: Parts,
     /// all false forward
@@ -173,9 +169,7 @@ impl RewriteRead {
             rewrite: problem.rewrite.is_some(),
             rewrites: problem.rewrites.count(),
             erase: problem.rewrite.as_ref().map(|write| write.erase).unwrap_or_default(),
-            normalized: problem.rewrite.as_ref().is_none_or(|write| write.eps_k.is_some()),
             next: problem.next.count(),
-            next_gates: read.map(|read| read.erase).unwrap_or_default().gates(problem.next.count()),
             compress: match read {
                 None => Compress::None,
                 Some(read) if read.over_time() => Compress::Token,
@@ -202,7 +196,6 @@ impl RewriteRead {
             rewrite: false,
             rewrites: 1,
             erase: Erase::default(),
-            normalized: true,
             chain: false,
             cached: false,
             documents: false,
@@ -224,13 +217,13 @@ impl RewriteRead {
     /// Returns how many vectors of `d` sums of parameter gradients there are.
     pub fn slots(&self) -> usize {
         let ParameterSums { compress, norm, gate, value } = self.sums;
-        let of_next = self.next * usize::from(value) * self.m + self.next_gates * usize::from(gate);
+        let of_next = self.next * (usize::from(value) * self.m + usize::from(gate));
         usize::from(compress) * self.m * self.taps + usize::from(norm) + of_next
     }
 
     /// Returns the numbers that one block leaves in `partial`: the slots, then the biases' sums.
     pub fn sums_per_block(&self) -> usize {
-        self.slots() * self.d + (self.next_gates + self.next * self.m).next_multiple_of(8)
+        self.slots() * self.d + (self.next * (1 + self.m)).next_multiple_of(8)
     }
 
     pub(super) fn defines(&self) -> Vec<(&'static str, String)> {
@@ -259,7 +252,6 @@ impl RewriteRead {
             ("BACKWARD", matches!(self.kernel, Kernel::Backward | Kernel::Parameters)),
             ("FEATURE_SLICED", self.kernel == Kernel::Parameters),
             ("REWRITE", self.rewrite),
-            ("NORMALIZED", self.normalized),
             ("NORM", parts.norm),
             ("NORM_WEIGHT", parts.norm_weight),
             ("GATE", parts.gate),
@@ -282,7 +274,6 @@ impl RewriteRead {
         defines.push(("REWRITES", self.rewrites.to_string()));
         defines.push(("ERASE", (self.erase as u8).to_string()));
         defines.push(("NEXT", self.next.to_string()));
-        defines.push(("NEXT_GATES", self.next_gates.to_string()));
         defines.push(("READ", (self.compress as u8).to_string()));
         defines
     }

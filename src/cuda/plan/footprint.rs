@@ -34,7 +34,7 @@ pub(super) fn shared(s: &RewriteRead, plan: &Plan) -> usize {
 pub(super) fn static_shared(s: &RewriteRead, threads: usize) -> usize {
     let sums = match s.kernel {
         Kernel::Backward => 1 + 2 * s.rewrites * s.m,
-        Kernel::Forward => stats_before(s.rewrites, s.m).max(1 + s.next_gates + s.next * s.m),
+        Kernel::Forward => stats_before(s.rewrites, s.m).max(1 + s.next * (1 + s.m)),
         _ => 0,
     };
     2 * sums * threads.div_ceil(32) * s.real().size() + COUNTS

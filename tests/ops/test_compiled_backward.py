@@ -83,7 +83,7 @@ def rewrite_read(state: torch.Tensor, seed: int) -> torch.Tensor:
     read = {"gate_weight": torch.full((6,), 0.1 * seed, dtype=state.dtype), "norm_eps": 1e-5}
     direction = torch.tanh(state[..., 0] * seed)
     value, gate = state.mean(-2), state.sum((-2, -1)).sigmoid()
-    new_state, context, _, new_gate, _ = functional.rewrite_read(
+    new_state, context, _, new_gate = functional.rewrite_read(
         state,
         direction,
         value,

@@ -154,6 +154,30 @@ def test_models_that_share_modules(plain_kernels: None) -> None:
         close(hf(IDX, document_starts=starts).logits, expected)
 
 
+@pytest.mark.parametrize("share", [from_gpt, from_nanogpt])
+@torch.no_grad()
+def test_models_that_share_modules_attend_by_their_own_configs(
+    share: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = NanoGPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=24, vocab_size=61)
+    shared = model() if share is from_gpt else NanoGPT(config).eval()
+    called: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: (
+            called.append(name) or sdpa_attention_forward(*args, **kwargs)
+        )
+
+    for name in ("eager", "sdpa"):
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, name, counted(name))
+    first, second = share(shared), share(shared)
+    first.set_attn_implementation("eager")
+    for hf, name in ((first, "eager"), (second, "sdpa"), (first, "eager")):
+        called.clear()
+        hf(IDX)
+        assert set(called) == {name}
+
+
 def test_a_kept_mask_of_flex_attention_can_be_used_in_training(plain_kernels: None) -> None:
     _causal_blocks.cache_clear()
     hf = from_gpt(model())

@@ -12,7 +12,7 @@ The functions of the registry get queries, keys and values (B, H, T, head_dim) a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -33,7 +33,7 @@ from ddl.models.nanogpt import CausalSelfAttention
 from ddl.models.sublayers import Attention, wide
 from ddl.models.tokens import Tokens
 
-__all__ = ["HFAttention", "HFCausalSelfAttention", "adapted", "keeps_the_past"]
+__all__ = ["HFAttention", "HFCausalSelfAttention", "adapted", "attend_by", "keeps_the_past"]
 
 MASK_FUNCTIONS = (sdpa_mask, flash_attention_mask, flex_attention_mask)
 
@@ -41,10 +41,10 @@ MASK_FUNCTIONS = (sdpa_mask, flash_attention_mask, flex_attention_mask)
 class ByRegistry:
     """Mixin: the attributes that the registry's functions read from a module of attention.
 
-    config: the model's, which names the function.
+    config: the model's, which names the function; from `attend_by`.
     """
 
-    config: Any
+    config: Any = None
     is_causal = True
     num_key_value_groups = 1
 
@@ -54,6 +54,16 @@ class ByRegistry:
         attention: Any = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
         y: Tensor = attention(self, q, k, v, mask, scaling=1 / math.sqrt(q.shape[-1]), **kwargs)[0]
         return y.reshape(q.transpose(1, 2).shape)  # an engine's may be (tokens, H * head_dim)
+
+
+def attend_by(config: Any, modules: Iterable[nn.Module]) -> None:
+    """Let those of the modules that are attention use the function that a config names.
+
+    Models with a config each may share modules, as `from_gpt` makes them, so every pass calls this.
+    """
+    for module in modules:
+        if isinstance(module, ByRegistry) and module.config is not config:
+            module.config = config
 
 
 class HFAttention(GradientCheckpointingLayer, ByRegistry, Attention):
@@ -138,7 +148,7 @@ def adapted(
 
 def _for_flash(tokens: Tokens, mask: Tensor | None) -> Tokens:
     """The function is causal by itself, aligned to the last key; it has no mask of documents."""
-    hides = tokens.keep is not None and mask is not None and not bool(mask.all())
+    hides = mask is not None and not bool(mask.all())
     if tokens.begins is None:
         return tokens._replace(visible=mask if hides else None, causal=True)
     if hides or tokens.start > 0 or tokens.document_starts is None:

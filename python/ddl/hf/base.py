@@ -139,7 +139,8 @@ def check_given(
         got = "neither" if given is None else "both"
         raise ValueError(f"`input_ids` or `inputs_embeds` must be given, got {got}")
     ndim = 2 if inputs_embeds is None else 3
-    if given.ndim != ndim or given.shape[1] < 1 or given.shape[1] > (longest or given.shape[1]):
+    some = given.ndim == ndim and given.shape[1] > 0
+    if not some or (longest is not None and given.shape[1] > longest):
         name = "input_ids" if inputs_embeds is None else "inputs_embeds"
         most = "tokens" if longest is None else f"1 to max_position_embeddings = {longest}"
         axes = ", hidden_size" if ndim == 3 else ""

@@ -17,7 +17,7 @@ from ddl.models import GPT
 from ddl.models.sublayers import Attention, Rotary, SwiGLU, TimeMixer
 from ddl.models.trunk import hidden_states
 
-from .attention import HFAttention, adapted, keeps_the_past
+from .attention import HFAttention, adapted, attend_by, keeps_the_past
 from .base import OurDecoder, check_given, check_unset
 from .cache import CACHE, CACHE_NAMES, DDLCache, our_cache
 from .configuration import DDLConfig
@@ -109,8 +109,7 @@ class DDLModel(DDLDecoder):
         self.wte, self.trunk = model.wte, model.trunk
         for sublayer in self.trunk.sublayers:
             sublayer.__class__ = SUBLAYERS.get(type(sublayer), type(sublayer))
-            if isinstance(sublayer, HFAttention):
-                sublayer.config = config
+        attend_by(config, self.trunk.sublayers)
         self._initialized(fresh)
         self.post_init()
 
@@ -164,9 +163,7 @@ class DDLModel(DDLDecoder):
                 **kwargs,
             )
             check_documents(document_starts, given.shape[1], self.config.block_size)
-        for sublayer in self.trunk.sublayers:
-            if isinstance(sublayer, HFAttention) and sublayer.config is not self.config:
-                sublayer.config = self.config  # another model shares it, such as that of `save`
+        attend_by(self.config, self.trunk.sublayers)
         x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
         with self._recorded(output_hidden_states) as seen:
             h = hidden_states(

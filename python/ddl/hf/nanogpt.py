@@ -15,7 +15,7 @@ from ddl.models import NanoGPT
 from ddl.models.nanogpt import MLP, CausalSelfAttention, hidden_states
 from ddl.nanogpt import logits_of_state
 
-from .attention import HFCausalSelfAttention
+from .attention import HFCausalSelfAttention, attend_by
 from .base import OurDecoder, OurModel, check_given, check_labels, check_unset
 from .configuration import DDLNanoGPTConfig
 from .packing import check_known, for_loss
@@ -54,10 +54,13 @@ class DDLNanoGPTModel(NanoGPTDecoder):
             self.add_module(name, module)
         for module in self.modules():
             module.__class__ = SUBLAYERS.get(type(module), type(module))
-            if isinstance(module, HFCausalSelfAttention):
-                module.config = config
+        self._attend()
         self._initialized(fresh=transformer is None)
         self.post_init()
+
+    def _attend(self) -> None:
+        blocks: Any = self.h
+        attend_by(self.config, (block.attn for block in blocks))
 
     @can_return_tuple
     def forward(
@@ -77,6 +80,7 @@ class DDLNanoGPTModel(NanoGPTDecoder):
             name = "output_hidden_states" if output_hidden_states else "past_key_values"
             raise ValueError(f"`{name}` must be left out for a nanoGPT, got one")
         check_known(kwargs, packed=False)
+        self._attend()
         x = self.get_input_embeddings()(given) if inputs_embeds is None else inputs_embeds
         padding = _padding_on_the_left(attention_mask, x)
         h = hidden_states(self, _rolled(x, padding))

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def described(model: GPT, batch: Tensor) -> Result:
-    """What needs no clock, and why the model is not timed, if it is wrong."""
+    """The results that need no clock, and why a wrong model is not timed."""
     progress(f"checking {model.config.residual}")
     red = difference(model, results(exact(model), batch), batch)
     return {
@@ -74,7 +74,7 @@ def described(model: GPT, batch: Tensor) -> Result:
 
 
 def difference(model: nn.Module, expected: dict[str, Tensor], batch: Tensor) -> str | None:
-    """What a model computes otherwise than expected; None for nothing."""
+    """How a model's results differ from the expected ones; None if they agree."""
     try:
         check(results(model, batch), expected)
     except MismatchError as found:

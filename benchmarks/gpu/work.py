@@ -100,13 +100,9 @@ class Command:
     limit: float = LIMIT
 
     def lines(self, limit: float) -> Iterator[Line]:
+        kill_all = ["timeout", "--signal=KILL", f"{max(1.0, limit):.0f}"]  # its children, too
         done = subprocess.run(
-            [
-                "timeout",
-                "--signal=KILL",
-                f"{max(1.0, limit):.0f}",
-                *self.command,
-            ],  # its children, too
+            [*kill_all, *self.command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,4 +1,4 @@
-"""What the tests of a GPU make can be made: their tables come from tests with other sizes."""
+"""The tests of a GPU can make their models: their tables come from tests with other sizes."""
 
 from __future__ import annotations
 

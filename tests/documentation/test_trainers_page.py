@@ -407,7 +407,7 @@ def refusal(act: Any) -> str:
 
 @pytest.fixture(scope="module")
 def said(titan, lit, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What both processes found."""
+    """The results of both processes."""
     folder = tmp_path_factory.mktemp("trainers")
     options = VARIANTS["token and conv"]
     plain, lit_plain = titan_model(titan, options), lit_model(lit, options)

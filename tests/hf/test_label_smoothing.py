@@ -94,7 +94,7 @@ def test_a_pipeline_knows_the_model(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_prompts_have_no_smoothed_loss(tmp_path: Path) -> None:
-    """transformers leaves out the virtual tokens; it must not answer with another loss."""
+    """transformers smooths without the virtual tokens: an error, not the loss of other tokens."""
     hf = get_peft_model(plain(), PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=r"tensor a \(14\) must match .* tensor b \(12\)"):
         trainer(tmp_path, hf).compute_loss(hf, {"input_ids": IDX, "labels": LABELS})

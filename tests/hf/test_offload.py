@@ -48,7 +48,7 @@ def same(hf: DDLForCausalLM, options: dict[str, Any]) -> None:
     assert torch.equal(hf.generate(IDX, **generation), whole.generate(IDX, **generation))
 
 
-# What is read without a call, and its class; None for models that call all their modules.
+# The part that is read without a call, and its class; None for models that call all their modules.
 READ: dict[str, tuple[str, str] | None] = {
     "additive": None,
     "additive-conv": ("reads[0]", "Read"),

@@ -19,7 +19,7 @@ LIBRARIES = {
     *("torch.load", "np.load", "np.loadtxt", "np.genfromtxt", "tomllib.load", "json.load"),
 }
 CHECKS = {"open_file", "require_file", "require_files"}
-# What reads past the checks, and why it may.
+# Files that read past the checks, and why they may.
 ALLOWED = {
     ("hf/decoders/converted.py", "from_pretrained"): "transformers' own method, called by the user",
     ("hf/decoders/loading.py", "from_pretrained"): "the same, for the Auto classes",

@@ -116,8 +116,8 @@ class GPTConfig:
     rope_base: float = 10000.0
     """Base of the rotary position embedding's frequencies."""
     mixer: Mixer = "attention"
-    """What mixes tokens: attention, or the delta rule over time in one of DeltaMixer's kinds, with
-    num_heads heads of head_size features."""
+    """Tokens are mixed by attention, or by the delta rule over time in one of DeltaMixer's kinds,
+    with num_heads heads of head_size features."""
     mixer_layers: tuple[int, ...] | None = None
     """Numbers of the layers, from 0 on, that have the mixer, while the others have attention; None
     for all."""
@@ -203,7 +203,7 @@ class GPTConfig:
     """Rewrites per sublayer, one after the other, at most 8, each with a value and a gate of its
     own. The first one's direction is the sublayer's output, the others' are linear maps of it."""
     erase: Erase = "tied"
-    """What a rewrite erases. tied: as much as it writes. none: nothing, the control without
+    """A rewrite erases as much as it writes (tied), or nothing (none), which is the control without
     rewriting."""
     branch_scale: float = 1.0
     """Factor of what a rewrite changes: of its gate."""

@@ -23,7 +23,7 @@ SINGLE = ("additive", "additive-conv")  # streams of additions, which keep all t
 
 @plain
 def test_it_equals_the_sum_over_sources(residual: str) -> None:
-    """What is left of every source is followed as a whole state (B, T, d, n)."""
+    """The rest of every source is followed as a whole state (B, T, d, n)."""
     model = make(residual)
     windows = [hf_cases.tokens(2, 5), hf_cases.tokens(2, 5) + 1]
     found = inspect(model, windows)

@@ -195,7 +195,7 @@ def test_help_teaches(args: str, program: str, capsys: pytest.CaptureFixture[str
     assert text.startswith(f"usage: {program} [-h]")
     for piece in ("--model.residual", "--optim.warmup-steps", "--data", "papers' recipe"):
         assert piece in text
-    assert re.search(r"--model.erase .{,40}What a rewrite erases", text)
+    assert re.search(r"--model.erase .{,40}A rewrite erases", text)
     assert "arXiv 2601.00417" in text
     assert not re.search(r"\[P\d\]", text)
 

@@ -31,7 +31,7 @@ from tests.support.train_cases import quiet, short
 # A window's title, a colour, the start of the line, one back; C1, which has the same sequences in
 # one character each; the direction of writing.
 NAME = "a\x1b]0;t\x07\x1b[3;9;53mb\rc\x08\x9b6n\x85\x7f\u202e\u2066[bold]z"
-# What rich writes: colours, the cursor hidden and shown, lines that are cleared and gone up.
+# rich writes colours, the cursor hidden and shown, lines that are cleared and gone up.
 RICH = re.compile(r"\x1b\[(?!3;9;53m)([\d;]*m|\?25[lh]|\d*[AK])|\r(?=\x1b\[)")
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 SHOWN = re.compile(r"\\x1b|\\u2066|\ufffd")  # escapes, or what stands for a character in a path
@@ -41,7 +41,7 @@ TRAIN = ["train", "tiny", "--device", "cpu", "--out", "out"]
 
 
 class Terminal(io.StringIO):
-    """What a terminal would get."""
+    """The output that a terminal would get."""
 
     encoding = "utf-8"
 
@@ -64,7 +64,7 @@ def ddl(*arguments: str) -> tuple[int | str | None, str]:
 
 
 def obeyed(text: str) -> list[str]:
-    """What the terminal would obey, besides rich's own."""
+    """The sequences that the terminal would obey, besides rich's own."""
     return OBEYED.findall(RICH.sub("", text))
 
 
@@ -197,7 +197,7 @@ def sweep(text: str) -> Callable[[], None]:
 RESUME = ["train", "--resume", "run"]
 SMALL = {"device": "cpu", "hidden-size": 32, "layers": 1, "time": 8, "batch": 2, "repeats": 2}
 BENCH = ["bench", "norm", *(f"--{name}={value}" for name, value in SMALL.items())]
-# What is planted, and a command that reads and shows it.
+# The function plants a name in a file, which the command reads and shows.
 CASES: list[tuple[Callable[[], None], list[str]]] = [
     (task, ["compare", "run"]),
     (task, ["compare", "run", "--markdown"]),
@@ -260,7 +260,7 @@ def test_what_is_quoted_needs_no_guard(
     assert SHOWN.search(text)
 
 
-# What a command requires before it looks at another option.
+# A command requires these before it looks at another option.
 REQUIRED = {
     "train": ["tiny"],
     "bench": ["norm"],

@@ -116,7 +116,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def held(act: Callable[[], object]) -> tuple[object, str]:
-    """What `act` returns and prints as errors, in a process that ends if it takes too much."""
+    """The result of `act` and its errors, from a process that ends if it takes too much."""
 
     def limited() -> tuple[object, str]:
         pages = int(Path("/proc/self/statm").read_text().split()[0])

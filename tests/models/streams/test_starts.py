@@ -1,4 +1,4 @@
-"""What a new stream computes: the additive one, up to the ε of norms and of Sinkhorn's sums."""
+"""A new stream computes the additive one, up to the ε of norms and of Sinkhorn's sums."""
 
 from __future__ import annotations
 

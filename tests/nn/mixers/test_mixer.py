@@ -1,4 +1,4 @@
-"""What DeltaMixer does with padding, documents, a past, transformations and wrong arguments."""
+"""DeltaMixer with padding, documents, a past, transformations and wrong arguments."""
 
 from __future__ import annotations
 

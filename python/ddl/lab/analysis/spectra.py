@@ -317,7 +317,7 @@ class _Sizes(dict[str, int]):
 def _of_tokens(
     compute: Callable[..., Any], arrays: dict[str, Any], threads: int | None
 ) -> list[Any]:
-    """What `compute` returns for some tokens after the others, on several threads.
+    """Return the results of `compute` for some tokens after the others, on several threads.
 
     It gets the number of the first of these tokens, and of each array their part in float64.
     """

@@ -32,8 +32,8 @@ class CompareConfig:
     plot: Path | None = None
     """PNG file for the loss curves; None draws nothing."""
     over: Over = "steps"
-    """What `--plot` draws the losses over: steps, tokens, FLOPs (forward and backward), or seconds
-    of the training steps."""
+    """`--plot` draws the losses over steps, tokens, FLOPs (forward and backward), or seconds of the
+    training steps."""
     json: bool = False
     """Print one JSON document instead of tables."""
     markdown: bool = False

@@ -38,8 +38,8 @@ class TrainConfig:
     with nanoGPT's train.bin and val.bin, or `topics`, the documentation inside every Python. The
     presets small and medium set none."""
     validation: Annotated[str | None, NAMED_BY_TEXT] = None
-    """What to validate on in place of the share held out of `data`, all of which is trained on if
-    it is a text: a UTF-8 text file, or tokens as for `data`, whose validation part is taken. None
+    """Validate on this in place of the share held out of `data`, all of which is trained on if it
+    is a text: a UTF-8 text file, or tokens as for `data`, whose validation part is taken. None
     for that share."""
     init_from: Annotated[str | None, NAMED_BY_TEXT] = None
     """Start from the weights of this run directory, directory of `ddl export` or checkpoint of the

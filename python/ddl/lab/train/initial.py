@@ -12,7 +12,7 @@ from ddl.lab.data import Corpus, GPT2Tokenizer, Tokenizer
 from ddl.models import GPT
 from ddl.models.tokenizers import describe, training_tokenizer
 
-# What `ddl.lab.load.load` returns for a path; this room cannot import it.
+# `ddl.lab.load.load`, by a path; this room cannot import it.
 Load = Callable[[str], tuple[GPT, Tokenizer | None]]
 Weights = dict[str, Any]  # by the names of the model's state dict
 PROBE = 4096  # validation tokens whose text two tokenizers have to encode alike

@@ -45,6 +45,11 @@ pub enum Error {
     #[error("{0}")]
     Internal(String),
 
+    /// Not a failure: the arguments are right, and nothing was to be computed.
+    #[cfg(feature = "python")]
+    #[error("the arguments are right")]
+    Checked,
+
     /// A failure of a GPU, its driver or its compiler: a `RuntimeError`.
     #[error("{0}")]
     Cuda(String),

@@ -127,19 +127,19 @@ impl<T> Read<T> {
 pub struct Outputs<T, S = T> {
     /// X' (…, d, m)
     pub new_state: T,
-    /// statistics of the rewrite, for a [`Link`]: r = 1/√(|k|² + ε_k²) and p = k̂ᵀX (0 if nothing is erased), (…, 1 + m); for n rewrites
-    /// (…, n(1 + m) + n(n − 1)/2), with the products k_j·k_i
-    pub stats: S,
     /// h (…, d)
     pub context: T,
     /// v (…, m) or (…, n, m), if the read has a `value_weight`
     pub new_value: S,
     /// β (…) or (…, n), if the read has a `gate_weight`
     pub new_gate: S,
-    /// x (…, d), if the read looks back in time
-    pub(crate) compressed: T,
+    /// statistics of the rewrite, for a [`Link`]: r = 1/√(|k|² + ε_k²) and p = k̂ᵀX (0 if nothing is erased), (…, 1 + m); for n rewrites
+    /// (…, n(1 + m) + n(n − 1)/2), with the products k_j·k_i
+    pub stats: S,
     /// 1/√(mean x² + ε) (…)
     pub(crate) rstd: S,
+    /// x (…, d), if the read looks back in time
+    pub(crate) compressed: T,
     /// contribution of the tokens of a cached step to the compressed x of the next K − 1 (…, K − 1, d)
     pub new_pending: S,
 }
@@ -148,12 +148,12 @@ impl<T, S> Outputs<T, S> {
     pub(crate) fn try_map<U, R>(&self, by: &mut (impl Map<T, U> + Map<S, R>)) -> Result<Outputs<U, R>> {
         Ok(Outputs {
             new_state: by.map("new_state", &self.new_state)?,
-            stats: by.map("stats", &self.stats)?,
             context: by.map("context", &self.context)?,
             new_value: by.map("new_value", &self.new_value)?,
             new_gate: by.map("new_gate", &self.new_gate)?,
-            compressed: by.map("compressed", &self.compressed)?,
+            stats: by.map("stats", &self.stats)?,
             rstd: by.map("rstd", &self.rstd)?,
+            compressed: by.map("compressed", &self.compressed)?,
             new_pending: by.map("new_pending", &self.new_pending)?,
         })
     }

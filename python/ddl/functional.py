@@ -12,13 +12,12 @@ gates for them. The state crosses memory once, whatever n.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ddl.ops import operators, private
+from ddl.ops import declarations, plain, private
 from ddl.ops.checks import (
     autocast_dtype,
     check_context_dtype,
@@ -26,14 +25,13 @@ from ddl.ops.checks import (
     check_is_tensor,
     check_positive,
 )
-from ddl.ops.declarations import cached_expand, cached_read, cached_rewrite_read
 from ddl.ops.gates import as_gate
+from ddl.ops.refusals import check
 from ddl.options import Erase, check_choice
 from ddl.results import (
     ERASE,
     Chain,
     DeltaRuleResult,
-    Link,
     ReadParameters,
     ReadResult,
     RewriteReadResult,
@@ -75,7 +73,7 @@ def rewrite(
 
     Source: DDL (arXiv 2601.00417), eq. 2.5.
     """
-    return write_to(state, Write(direction, value, gate, eps_k, _checked_erase(erase)))
+    return write_to(state, _write(state, direction, value, gate, eps_k, erase))
 
 
 def read(
@@ -122,19 +120,23 @@ def read(
 
     Source: DDL (arXiv 2601.00417); the gate is eq. 2.6.
     """
-    parameters = ReadParameters(
-        compress,
-        norm_weight,
-        norm_eps,
-        gate_weight,
-        gate_bias,
-        value_weight,
-        value_bias,
-        value_scale,
-        _from_compressed(value_from),
-        context_dtype,
+    parameters = _read(
+        state,
+        ReadParameters(
+            compress,
+            norm_weight,
+            gate_weight,
+            gate_bias,
+            value_weight,
+            value_bias,
+            norm_eps,
+            value_scale,
+            _from_compressed(value_from),
+            context_dtype,
+        ),
     )
-    return read_with(state, parameters, document_starts)
+    result, _ = read_with(state, parameters, document_starts)
+    return result
 
 
 def rewrite_read(
@@ -166,20 +168,23 @@ def rewrite_read(
         RewriteReadResult(state X' (…, d, m), context (…, d), value (…, m) or None, gate (…,) or
         None).
     """
-    parameters = ReadParameters(
-        compress,
-        norm_weight,
-        norm_eps,
-        gate_weight,
-        gate_bias,
-        value_weight,
-        value_bias,
-        value_scale,
-        _from_compressed(value_from),
-        context_dtype,
+    parameters = _read(
+        state,
+        ReadParameters(
+            compress,
+            norm_weight,
+            gate_weight,
+            gate_bias,
+            value_weight,
+            value_bias,
+            norm_eps,
+            value_scale,
+            _from_compressed(value_from),
+            context_dtype,
+        ),
     )
-    write = Write(direction, value, gate, eps_k, _checked_erase(erase))
-    result, _ = step(state, write, parameters, document_starts=document_starts)
+    write = _write(state, direction, value, gate, eps_k, erase)
+    result, _ = step(state, write, parameters, document_starts)
     return result
 
 
@@ -201,9 +206,9 @@ def rewrite_read_chained(
     Returns its result, and the chain for the next call, which gets the new state.
     """
     parameters = ReadParameters(**options, value_from_compressed=_from_compressed(value_from))
-    write = Write(direction, value, gate, eps_k, _checked_erase(erase))
-    result, after = step(state, write, parameters, chain=chain, document_starts=document_starts)
-    assert after is not None
+    write = _write(state, direction, value, gate, eps_k, erase)
+    result, after = step(state, write, _read(state, parameters), document_starts, chain=chain)
+    assert isinstance(after, Chain)
     return result, after
 
 
@@ -260,94 +265,17 @@ def delta_rule(
     g = None if g is None else as_gate("g", g, q)
     if initial_state is not None:
         initial_state = as_gate("initial_state", initial_state, q)
-    found = operators.delta_rule(q, k, v, beta, g, scale, initial_state, document_starts)
-    return DeltaRuleResult(*found)
-
-
-# --- the same with records, for modules -----------------------------------------------------------
-
-
-def write_to(state: Tensor, write: Write) -> Tensor:
-    """Return `rewrite` of the state."""
-    new_state, _ = operators.rewrite(state, _checked_write(state, write))
-    return new_state
-
-
-def read_with(
-    state: Tensor, parameters: ReadParameters, document_starts: Tensor | None = None
-) -> ReadResult:
-    """Return `read` of the state with these parameters."""
-    parameters = _checked_read(state, parameters)
-    context, value, gate, _, _ = operators.read(state, parameters, document_starts)
-    return ReadResult(
-        context,
-        None if parameters.value_weight is None else value,
-        None if parameters.gate_weight is None else gate,
-    )
-
-
-def step(
-    state: Tensor,
-    write: Write,
-    parameters: ReadParameters,
-    *,
-    chain: Chain | None = None,
-    document_starts: Tensor | None = None,
-) -> tuple[RewriteReadResult, Chain | None]:
-    """Return `rewrite_read` of the state: the step between two sublayers.
-
-    chain: the rewrites that led to the state, so that not every one is stored for the backward.
-    Returned with it is the chain for the next step, which gets the new state.
-    """
-    write, parameters = _checked_write(state, write), _checked_read(state, parameters)
-    chain = None if chain is None else chain.before(write)
-    anchor, links = (None, None) if chain is None else (chain.anchor, chain.tensors())
-    new_state, stats, context, value, gate, _, _ = operators.rewrite_read(
-        state, write, parameters, anchor, links, document_starts
-    )
-    result = RewriteReadResult(
-        new_state,
-        context,
-        None if parameters.value_weight is None else value,
-        None if parameters.gate_weight is None else gate,
-    )
-    # Plain PyTorch returns no statistics: its autograd stores every state.
-    if chain is not None and stats is not None:
-        write = write._replace(direction=private.waited(write.direction))
-        chain = chain.after(state, Link(write, stats))
-    return result, chain
-
-
-def bind_cached_read(like: Tensor, parameters: ReadParameters) -> Callable[..., tuple[Tensor, ...]]:
-    """Return `read_with` these parameters, for a sequence that comes in pieces, in inference.
-
-    The parameters are checked and converted here, once, and autocast is that of this call. The
-    result takes by position, for states on the device and in the dtype of `like`:
-
-        state: X (…, d, m), or (…, T, d, m) for a compression over time.
-        pending: what the tokens before add to the compressed x of the first K − 1 of these,
-            (…, K − 1, d), float32 (float64 for a float64 state). None for nothing.
-        document_starts: as in `read`. `pending` belongs to the first document, unless token 0
-            starts one.
-
-    and returns context, value, gate and the pending of the next call; None for an absent one.
-    """
-    parameters = _checked_read(like, parameters)
-    return operators.bind(cached_read, like.device, parameters, **parameters.outputs())
-
-
-def bind_cached_step(
-    like: Tensor, eps_k: float, erase: str, parameters: ReadParameters
-) -> Callable[..., tuple[Tensor, ...]]:
-    """Return `step` with these parameters, as `bind_cached_read` does `read_with`.
-
-    The result takes state, direction, value, gate, pending and document_starts by position, value
-    and gate in float32 (float64 for a float64 state), and returns state, context, value, gate and
-    pending.
-    """
-    parameters = _checked_read(like, parameters)
-    fixed = (_number("eps_k", eps_k), ERASE.index(erase), *parameters)
-    return operators.bind(cached_rewrite_read, like.device, fixed, **parameters.outputs())
+    tensors = (q, k, v, beta, g, initial_state)
+    needed = any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
+    arguments = (*tensors, document_starts, scale, torch.is_grad_enabled() and needed)
+    operator = declarations.delta_rule
+    if q.device.type in ("cpu", "meta"):
+        y, final_state, *_ = operator.call(*arguments)
+        return DeltaRuleResult(y, final_state)
+    if not torch.compiler.is_compiling():
+        check(operator, arguments)
+    y, final_state, *_ = plain.outputs_of(operator)(*arguments)
+    return DeltaRuleResult(y, final_state)
 
 
 def expand(
@@ -373,39 +301,115 @@ def expand(
         ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
     """
     check_count("value_channels", value_channels)
-    return operators.expand(x, weight, value_channels, document_starts)
+    state, _ = expand_to(x, weight, value_channels, document_starts)
+    return state
 
 
-def bind_cached_expand(
-    like: Tensor, weight: Tensor | None, *, value_channels: int
-) -> Callable[..., tuple[Tensor, ...]]:
-    """Return `expand` with this weight, for a sequence that comes in pieces, in inference.
-
-    The result takes by position, for tensors like `like`:
-
-        x: (…, T, d).
-        before: x of the K − 1 tokens before, (…, K − 1, d). None for zeros.
-        document_starts: as in `read`. `before` belongs to the first document, unless token 0
-            starts one.
-
-    and returns the state and the `before` of the next call, None if nothing is looked back at.
-    """
-    check_count("value_channels", value_channels)
-    back = weight is not None and weight.shape[-1] > 1
-    return operators.bind(cached_expand, like.device, (weight, value_channels), new_before=back)
+# --- the same with records, for modules -----------------------------------------------------------
+#
+# Values and gates are in float32 (float64 for a float64 state). `continues`: the tokens are a piece
+# of a sequence, without gradients. Then `pending` or `before` is what the piece before left, None
+# at the start of the sequence. It belongs to the first document, unless token 0 starts one.
 
 
-# --- checks before the call: torch would convert these, or refuse them without a sentence ---------
-
-
-def _checked_write(state: Tensor, write: Write) -> Write:
-    """Convert a half-precision value or gate to float32 (float64 for a float64 state)."""
+def write_to(state: Tensor, write: Write) -> Tensor:
+    """Return `rewrite` of the state."""
     direction, value, gate, eps_k, erase = write
+    new_state: Tensor
+    new_state, _ = declarations.rewrite.call(
+        state, direction, value, gate, eps_k, ERASE.index(erase), torch.is_grad_enabled()
+    )
+    return new_state
+
+
+def read_with(
+    state: Tensor,
+    parameters: ReadParameters,
+    document_starts: Tensor | None = None,
+    *,
+    pending: Tensor | None = None,
+    continues: bool = False,
+) -> tuple[ReadResult, Tensor | None]:
+    """Return `read` of the state with these parameters, and what its tokens leave.
+
+    pending: what the tokens before add to the compressed x of the first K − 1 of these,
+    (…, K − 1, d), in the dtype of gates.
+    """
+    *tensors, eps, scale, from_compressed, dtype = parameters
+    saves = torch.is_grad_enabled() and not continues
+    context, value, gate, _, _, left = declarations.read.call(
+        state, *tensors, document_starts, eps, scale, from_compressed, dtype, pending, saves
+    )
+    return ReadResult(context, value, gate), left
+
+
+def step(
+    state: Tensor,
+    write: Write,
+    parameters: ReadParameters,
+    document_starts: Tensor | None = None,
+    *,
+    chain: Chain | None = None,
+    pending: Tensor | None = None,
+    continues: bool = False,
+) -> tuple[RewriteReadResult, Any]:
+    """Return `rewrite_read` of the state, the step between two sublayers, and what it leaves.
+
+    chain: the rewrites that led to the state, so that not every one is stored for the backward;
+    left is the chain for the next step, which gets the new state. pending: as in `read_with`.
+    """
+    direction, value, gate, eps_k, erase = write
+    *tensors, eps, scale, from_compressed, dtype = parameters
+    anchor = links = None
+    if chain is not None:
+        chain = chain.before(write)
+        anchor, links = chain.anchor, list(chain.tensors)
+    saves = torch.is_grad_enabled() and not continues
+    new_state, context, new_value, new_gate, stats, _, left = declarations.rewrite_read.call(
+        *(state, direction, value, gate, *tensors, document_starts, links),
+        *(eps_k, ERASE.index(erase), eps, scale, from_compressed),
+        *(dtype, anchor, pending, saves),
+    )
+    result = RewriteReadResult(new_state, context, new_value, new_gate)
+    # Plain PyTorch returns no statistics: every state is stored.
+    if chain is not None and stats is not None:
+        chain = chain.after(state, private.waited(write), stats)
+    return result, left if continues else chain
+
+
+def expand_to(
+    x: Tensor,
+    weight: Tensor | None,
+    value_channels: int,
+    document_starts: Tensor | None = None,
+    *,
+    before: Tensor | None = None,
+    continues: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return `expand` of x (…, T, d), and what its tokens leave.
+
+    before: x of the K − 1 tokens before, (…, K − 1, d).
+    """
+    saves = torch.is_grad_enabled() and not continues
+    state, left = declarations.expand.call(
+        x, weight, document_starts, value_channels, before, saves
+    )
+    return state, left
+
+
+# --- what torch would convert, or refuse without a sentence ---------------------------------------
+
+
+def _write(
+    state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k: float, erase: str
+) -> Write:
+    """Return the record; a value or gate in half precision is converted."""
+    check_choice("erase", erase, ERASE)
     value, gate = as_gate("value", value, state), as_gate("gate", gate, state)
     return Write(direction, value, gate, _number("eps_k", eps_k), erase)
 
 
-def _checked_read(state: Tensor, parameters: ReadParameters) -> ReadParameters:
+def _read(state: Tensor, parameters: ReadParameters) -> ReadParameters:
     """Check the numbers, and choose autocast's dtype for the context if none is requested."""
     check_is_tensor("state", state)
     for name in ("norm_eps", "value_scale"):
@@ -425,11 +429,6 @@ def _number(name: str, number: Any) -> Any:
 
 def _optional_number(name: str, number: float | None) -> float | None:
     return None if number is None else _number(name, number)
-
-
-def _checked_erase(erase: str) -> str:
-    check_choice("erase", erase, ERASE)
-    return erase
 
 
 def _from_compressed(value_from: str) -> bool:

@@ -15,7 +15,6 @@ __all__ = [
     "ERASE",
     "Chain",
     "DeltaRuleResult",
-    "Link",
     "ReadParameters",
     "ReadResult",
     "RewriteReadResult",
@@ -47,10 +46,6 @@ class Write(NamedTuple):
         # Not by `_replace`, which torch.compile cannot return from a part of a graph.
         return Write(self.direction, self.value, scale * self.gate, *self[3:])
 
-    def arguments(self) -> tuple[Any, ...]:
-        """The schema's arguments after the state."""
-        return (*self[:4], ERASE.index(self.erase))
-
 
 class ReadParameters(NamedTuple):
     """The parameters of a read, in the order of the schemas; see `ddl.functional.read`.
@@ -60,11 +55,11 @@ class ReadParameters(NamedTuple):
 
     compress: Tensor | None = None
     norm_weight: Tensor | None = None
-    norm_eps: float | None = 1e-5
     gate_weight: Tensor | None = None
     gate_bias: Tensor | None = None
     value_weight: Tensor | None = None
     value_bias: Tensor | None = None
+    norm_eps: float | None = 1e-5
     value_scale: float | None = None
     value_from_compressed: bool = False
     context_dtype: torch.dtype | None = None
@@ -76,11 +71,6 @@ class ReadParameters(NamedTuple):
     def looks_back(self) -> bool:
         """Whether it reads tokens before the one that it is for."""
         return self.compress is not None and self.over_time() and self.compress.shape[2] > 1
-
-    def outputs(self) -> dict[str, bool]:
-        """Whether the outputs are there that a cached read may not have, by the schemas' names."""
-        value, gate = self.value_weight is not None, self.gate_weight is not None
-        return {"new_value": value, "new_gate": gate, "new_pending": self.looks_back()}
 
     def keywords(self) -> dict[str, Any]:
         """The same as arguments of `ddl.functional.read` and `ddl.reference.read`."""
@@ -126,18 +116,6 @@ class DeltaRuleResult(NamedTuple):
     final_state: Tensor
 
 
-class Link(NamedTuple):
-    """A rewrite of a chain: what it writes, and the statistics that its operator saved."""
-
-    write: Write
-    stats: Tensor
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Direction, value, gate and statistics, as the operator takes them."""
-        direction, value, gate, *_ = self.write
-        return direction, value, gate, self.stats
-
-
 class Chain(NamedTuple):
     """The rewrites since the last state that is stored, from which a backward computes the others.
 
@@ -145,34 +123,31 @@ class Chain(NamedTuple):
     with the bits of the forward, so gradients are the same. Start with
     `Chain(anchor_every=N)`; each call of `functional.rewrite_read_chained` returns the next one.
 
-    anchor_every: N. anchor: X (…, d, m); None if the next state is stored. links: each rewrite
-    since.
+    anchor_every: N. anchor: X (…, d, m); None if the next state is stored. tensors: direction,
+    value, gate and statistics of each rewrite since, in order. erase: what they erase.
     """
 
     anchor_every: int
     anchor: Tensor | None = None
-    links: tuple[Link, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+    erase: str = "tied"
 
     def before(self, write: Write) -> Chain:
         """The chain for this rewrite: empty if directions change their dtype or number, or if it
-        erases otherwise than the links.
+        erases otherwise than the others.
         """
-        if self.links:
-            first = self.links[0].write
-            known = (first.direction.dtype, first.direction.shape, first.erase)
-            if known != (write.direction.dtype, write.direction.shape, write.erase):
+        if self.tensors:
+            first, direction = self.tensors[0], write.direction
+            known = (first.dtype, first.shape, self.erase)
+            if known != (direction.dtype, direction.shape, write.erase):
                 return Chain(self.anchor_every)
         return self
 
-    def after(self, state: Tensor, link: Link) -> Chain:
-        """The chain after a rewrite of `state`."""
-        links = (*self.links, link)
-        if len(links) == self.anchor_every:
+    def after(self, state: Tensor, write: Write, stats: Tensor) -> Chain:
+        """The chain after a rewrite of `state`, for which its operator saved `stats`."""
+        tensors = (*self.tensors, write.direction, write.value, write.gate, stats)
+        if len(tensors) == 4 * self.anchor_every:
             return Chain(self.anchor_every)
         # Detached, since compiled autograd would add the None that is an anchor's gradient.
         anchor = state.detach() if self.anchor is None else self.anchor
-        return Chain(self.anchor_every, anchor, links)
-
-    def tensors(self) -> list[Tensor]:
-        """Those of all links, in order."""
-        return [tensor for link in self.links for tensor in link.tensors()]
+        return Chain(self.anchor_every, anchor, tensors, write.erase)

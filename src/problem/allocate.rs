@@ -18,7 +18,7 @@ pub trait Allocate {
     ) -> Result<Tensor>;
 
     /// Leaves the next output out.
-    fn absent_output(&mut self, beside: &Tensor) -> Result<Option<Tensor>>;
+    fn absent_output(&mut self) -> Result<Option<Tensor>>;
 
     /// Allocates the next output, or leaves it out if there is no shape.
     fn optional_output(
@@ -30,14 +30,37 @@ pub trait Allocate {
     ) -> Result<Option<Tensor>> {
         match shape {
             Some(shape) => self.output(name, shape, dtype, beside).map(Some),
-            None => self.absent_output(beside),
+            None => self.absent_output(),
         }
     }
+
+    /// Allocates two outputs, of which either may be left out; torch gets them as one, one after the other.
+    fn joined(
+        &mut self,
+        name: &'static str,
+        parts: [Part; 2],
+        dtype: Dtype,
+        beside: &Tensor,
+    ) -> Result<[Option<Tensor>; 2]>;
 
     /// Allocates the next output like `tensor`.
     fn output_like(&mut self, name: &'static str, tensor: &Tensor) -> Result<Tensor> {
         self.output(name, &tensor.shape, tensor.dtype, tensor)
     }
+}
+
+/// The name and the shape of an output.
+pub type Part = (&'static str, Option<Vec<usize>>);
+
+/// Allocates two outputs, each by itself.
+pub fn separate(
+    allocate: &mut impl Allocate,
+    [first, second]: [Part; 2],
+    dtype: Dtype,
+    beside: &Tensor,
+) -> Result<[Option<Tensor>; 2]> {
+    let mut next = |(name, shape): Part| allocate.optional_output(name, shape.as_deref(), dtype, beside);
+    Ok([next(first)?, next(second)?])
 }
 
 impl Outputs {
@@ -55,21 +78,20 @@ impl Outputs {
         let mut outputs = Outputs::default();
         if problem.rewrite.is_some() {
             outputs.new_state = next("new_state", shapes.new_state, state.dtype)?;
-            if !problem.cached {
-                outputs.stats = next("stats", shapes.stats, small)?;
-            }
         }
         if problem.read.is_some() {
             outputs.context = next("context", shapes.context, problem.context_dtype(context_dtype)?)?;
             outputs.new_value = next("new_value", shapes.new_value, small)?;
             outputs.new_gate = next("new_gate", shapes.new_gate, small)?;
-            if problem.cached {
-                outputs.new_pending = next("new_pending", shapes.new_pending, small)?;
-            } else {
-                // x keeps the state's dtype: a narrower context would round or overflow it before the norm.
-                outputs.compressed = next("compressed", shapes.compressed, state.dtype)?;
-                outputs.rstd = next("rstd", shapes.rstd, small)?;
-            }
+        }
+        [outputs.stats, outputs.rstd] =
+            allocate.joined("stats", [("stats", shapes.stats), ("rstd", shapes.rstd)], small, state)?;
+        if problem.read.is_some() {
+            // x keeps the state's dtype: a narrower context would round or overflow it before the norm.
+            outputs.compressed =
+                allocate.optional_output("compressed", shapes.compressed.as_deref(), state.dtype, state)?;
+            outputs.new_pending =
+                allocate.optional_output("new_pending", shapes.new_pending.as_deref(), small, state)?;
         }
         Ok(outputs)
     }
@@ -102,7 +124,7 @@ impl Gradients {
             bit += 1;
             match parameter {
                 Some(parameter) if wanted >> bit & 1 == 1 => allocate.output_like(name, parameter).map(Some),
-                _ => allocate.absent_output(&problem.state),
+                _ => allocate.absent_output(),
             }
         };
         gradients.compress = next("grad_compress", &read.compress)?;

@@ -33,7 +33,6 @@ impl Expand {
             let got = shape_text(&x.shape);
             return Err(Error::Shape { name: x.name, expected: expected.into(), got });
         }
-        x.expect_reachable()?;
         expect_addressable("state", &[&x.shape[..], &[m]].concat())?;
         x.expect_dtype(&Dtype::NUMBERS)?;
         let d = x.shape[rank - 1];

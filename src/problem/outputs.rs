@@ -41,7 +41,7 @@ impl Saved {
                 (Some(tensor), Some(shape)) => problem.check(tensor, &shape, &[dtype])?,
                 (None, None) => {}
                 (tensor, shape) => {
-                    let text = |present| if present { "a tensor" } else { "an empty tensor of bytes" };
+                    let text = |present| if present { "a tensor" } else { "None" };
                     return Err(Error::Argument(format!(
                         "`{name}` must be what the forward saved, {}, got {}",
                         text(shape.is_some()),

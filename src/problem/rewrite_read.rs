@@ -61,7 +61,6 @@ impl RewriteRead {
         }
         let over_time = read.as_ref().is_some_and(Read::over_time);
         let (sizes, batch) = state_sizes(&state, over_time)?;
-        state.expect_reachable()?;
         let axis = |write: &Write| Rewrites::of(&write.direction, &batch, &[sizes.d]);
         let rewrites = rewrite.as_ref().map(axis).transpose()?.unwrap_or_default();
         let next = read.as_ref().map(|read| next_rewrites(read, sizes)).transpose()?.unwrap_or_default();
@@ -99,6 +98,20 @@ impl RewriteRead {
         }
         self.chain = chain;
         Ok(self)
+    }
+
+    /// Makes it a call that saves for a backward, or a cached step with what earlier tokens left. Without tokens nothing
+    /// is left.
+    #[cfg(feature = "python")]
+    pub fn that_saves(self, saves: bool, pending: Option<Tensor>) -> Result<RewriteRead> {
+        match (saves || self.state.is_empty(), &pending) {
+            (false, _) => self.with_pending(pending),
+            (true, None) => Ok(self),
+            (true, Some(_)) if !saves => self.with_pending(pending),
+            (true, Some(_)) => {
+                Err(Error::Argument("`pending` must be None in a call that saves, got a tensor".into()))
+            }
+        }
     }
 
     /// Makes it a cached step, with what earlier tokens left for the read of these.

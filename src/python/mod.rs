@@ -1,5 +1,6 @@
 //! The module `ddl._native`: registration of the operators, the warm-up of a GPU, and the tests' emulator.
 
+mod described;
 #[cfg(feature = "emulator")]
 mod emulator;
 mod registration;
@@ -24,6 +25,7 @@ pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(registration::register, module)?)?;
     module.add_function(wrap_pyfunction!(registration::operators, module)?)?;
     module.add_function(wrap_pyfunction!(registration::take_refusal, module)?)?;
+    module.add_function(wrap_pyfunction!(described::check, module)?)?;
     module.add_function(wrap_pyfunction!(warmup::search_nvrtc_in, module)?)?;
     module.add_function(wrap_pyfunction!(warmup::why_unavailable, module)?)?;
     module.add_class::<warmup::Warmup>()?;

@@ -19,7 +19,7 @@ pub fn register(libtorch_cpu: &str) -> PyResult<()> {
 pub fn operators() -> Vec<(String, Vec<String>, Vec<&'static str>)> {
     let row = |operator: &dispatch::Entry| {
         let outputs = operator.outputs.split(' ').collect();
-        (operator.name.to_string_lossy().into_owned(), operator.arguments(), outputs)
+        (operator.name.into(), operator.arguments(), outputs)
     };
     OPERATORS.iter().map(row).collect()
 }

@@ -149,6 +149,24 @@ impl Tensor {
         unsafe { Tensor::new(name, shape, dtype, Device::Cuda(0), address as *mut u8) }
     }
 
+    /// Returns a tensor without memory on `device`, of which only the description is looked at.
+    #[cfg(feature = "python")]
+    pub fn described(name: &'static str, shape: Vec<usize>, dtype: Dtype, device: Device) -> Tensor {
+        // SAFETY: a null pointer.
+        unsafe { Tensor::new(name, shape, dtype, device, std::ptr::null_mut()) }
+    }
+
+    /// Returns the part of these elements that begins with element `first`, under another name.
+    #[cfg(feature = "torch")]
+    pub fn part(&self, name: &'static str, first: usize, shape: Vec<usize>) -> Tensor {
+        let (dtype, device) = (self.dtype, self.device.clone());
+        let ptr = if self.ptr.is_null() { self.ptr } else { self.ptr.wrapping_add(first * dtype.size()) };
+        // SAFETY: elements of this tensor, as asserted below.
+        let part = unsafe { Tensor::new(name, shape, dtype, device, ptr) };
+        assert!(first <= self.len && part.len <= self.len - first, "a part lies inside its tensor");
+        part
+    }
+
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.len
@@ -189,15 +207,6 @@ impl Tensor {
             return Ok(());
         }
         Err(Error::Argument(format!("`{}` must not overlap `{}`, which is read", self.name, other.name)))
-    }
-
-    /// Fails unless the tensor is on a device that has operators.
-    pub fn expect_reachable(&self) -> Result<()> {
-        #[cfg(feature = "torch")]
-        if let Device::Elsewhere(got) = &self.device {
-            return Err(Error::Device { name: self.name, expected: "cpu or cuda".into(), got: got.clone() });
-        }
-        Ok(())
     }
 
     /// Fails unless the dtype is one of `expected`.

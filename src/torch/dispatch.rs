@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::dispatcher::{Kernel, Word, dispatcher, find};
 use super::operators;
 use super::run::Run;
+use super::shims::shims;
 use super::source::{Listing, Source};
 use super::stack::Stack;
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ type Operator = fn(&mut dyn Source, &mut Run) -> Result<()>;
 
 /// An operator as torch and Python see it.
 pub struct Entry {
-    pub name: &'static CStr,
+    pub name: &'static str,
     /// names, apart by spaces
     pub outputs: &'static str,
     pub run: Operator,
@@ -24,31 +25,24 @@ pub struct Entry {
     keys: &'static [&'static CStr],
 }
 
-pub static OPERATORS: [Entry; 14] = [
-    entry(c"rewrite", operators::rewrite, "new_state stats"),
-    entry(c"read", operators::read, "context new_value new_gate compressed rstd"),
+pub static OPERATORS: [Entry; 11] = [
+    entry("rewrite", operators::rewrite, "new_state stats"),
+    entry("read", operators::read, "context new_value new_gate stats compressed new_pending"),
     entry(
-        c"rewrite_read",
+        "rewrite_read",
         operators::rewrite_read,
-        "new_state stats context new_value new_gate compressed rstd",
+        "new_state context new_value new_gate stats compressed new_pending",
     ),
-    entry(c"expand", operators::expand, "state"),
-    entry(c"cached_read", operators::cached_read, "context new_value new_gate new_pending"),
+    entry("expand", operators::expand, "state new_before"),
+    entry("rewrite_backward", operators::rewrite_backward, "grad_state grad_direction grad_value grad_gate"),
     entry(
-        c"cached_rewrite_read",
-        operators::cached_rewrite_read,
-        "new_state context new_value new_gate new_pending",
-    ),
-    entry(c"cached_expand", operators::cached_expand, "state new_before"),
-    entry(c"rewrite_backward", operators::rewrite_backward, "grad_state grad_direction grad_value grad_gate"),
-    entry(
-        c"read_backward",
+        "read_backward",
         operators::read_backward,
         "grad_state grad_compress grad_norm_weight grad_gate_weight grad_gate_bias grad_value_weight \
          grad_value_bias",
     ),
     entry(
-        c"rewrite_read_backward",
+        "rewrite_read_backward",
         operators::rewrite_read_backward,
         "grad_state grad_direction grad_value grad_gate grad_compress grad_norm_weight grad_gate_weight \
          grad_gate_bias grad_value_weight grad_value_bias",
@@ -56,18 +50,18 @@ pub static OPERATORS: [Entry; 14] = [
     Entry {
         keys: &[c"CPU"],
         ..entry(
-            c"rewrite_read_backward_",
+            "rewrite_read_backward_",
             operators::overwriting_backward,
             "grad_direction grad_value grad_gate grad_compress grad_norm_weight grad_gate_weight \
              grad_gate_bias grad_value_weight grad_value_bias",
         )
     },
-    entry(c"expand_backward", operators::expand_backward, "grad_x grad_weight"),
-    Entry { keys: &[c"CPU"], ..entry(c"delta_rule", operators::delta_rule, "y final_state errors states") },
+    entry("expand_backward", operators::expand_backward, "grad_x grad_weight"),
+    Entry { keys: &[c"CPU"], ..entry("delta_rule", operators::delta_rule, "y final_state errors states") },
     Entry {
         keys: &[c"CPU"],
         ..entry(
-            c"delta_rule_backward",
+            "delta_rule_backward",
             operators::delta_rule_backward,
             "grad_q grad_k grad_v grad_beta grad_g grad_initial_state",
         )
@@ -76,17 +70,38 @@ pub static OPERATORS: [Entry; 14] = [
 
 /// The kernel of each operator, in the same order: a function that torch calls knows its operator by its type alone.
 #[rustfmt::skip]
-const KERNELS: [Kernel; OPERATORS.len()] = [
-    kernel::<0>, kernel::<1>, kernel::<2>, kernel::<3>, kernel::<4>, kernel::<5>,
-    kernel::<6>, kernel::<7>, kernel::<8>, kernel::<9>, kernel::<10>, kernel::<11>,
-    kernel::<12>, kernel::<13>,
+const KERNELS: [[Kernel; 2]; OPERATORS.len()] = [
+    kernels::<0>(), kernels::<1>(), kernels::<2>(), kernels::<3>(), kernels::<4>(), kernels::<5>(),
+    kernels::<6>(), kernels::<7>(), kernels::<8>(), kernels::<9>(), kernels::<10>(),
 ];
 
-const fn entry(name: &'static CStr, run: Operator, outputs: &'static str) -> Entry {
+/// The kernel of an operator whose derivative Python records before it is called, and one that is refused where gradients
+/// are recorded: the overload `kernel` of a forward, around which python/ddl/ops/calls.py records them, and a backward.
+const fn kernels<const AT: usize>() -> [Kernel; 2] {
+    [kernel::<AT, false>, kernel::<AT, true>]
+}
+
+const fn entry(name: &'static str, run: Operator, outputs: &'static str) -> Entry {
     Entry { name, outputs, run, keys: &[c"CPU", c"CUDA"] }
 }
 
 impl Entry {
+    fn is_backward(&self) -> bool {
+        self.name.trim_end_matches('_').ends_with("_backward")
+    }
+
+    fn records_no_gradients(&self) -> String {
+        let name = self.name;
+        let (overload, hint) = match self.is_backward() {
+            true => ("", String::new()),
+            false => (".kernel", format!(": `torch.ops.ddl.{name}` does")),
+        };
+        format!(
+            "`torch.ops.ddl.{name}{overload}` must be called under torch.no_grad(), because it records no gradients, got \
+             a call outside of it{hint}"
+        )
+    }
+
     /// Returns its arguments' schemas, in order.
     pub fn arguments(&self) -> Vec<String> {
         let mut listing = Listing::default();
@@ -99,16 +114,27 @@ impl Entry {
 /// Registers the kernels of all operators; their schemas are declared already.
 pub fn register(libtorch_cpu: &str) -> std::result::Result<(), String> {
     let dispatcher = find(libtorch_cpu)?;
-    OPERATORS.iter().zip(KERNELS).try_for_each(|(operator, kernel)| {
-        operator.keys.iter().try_for_each(|key| dispatcher.register(key, operator.name, kernel))
+    let name = |text: String| CString::new(text).expect("names have no zero");
+    OPERATORS.iter().zip(KERNELS).try_for_each(|(operator, [recorded, kernel])| {
+        operator.keys.iter().try_for_each(|key| {
+            if operator.is_backward() {
+                return dispatcher.register(key, &name(operator.name.into()), kernel);
+            }
+            dispatcher.register(key, &name(operator.name.into()), recorded)?;
+            dispatcher.register(key, &name(format!("{}.kernel", operator.name)), kernel)
+        })
     })
 }
 
 /// The kernel of operator `AT`. torch throws through this frame, so nothing in it has a destructor.
-unsafe extern "C-unwind" fn kernel<const AT: usize>(stack: *mut Word, arguments: u64, outputs: u64) {
+unsafe extern "C-unwind" fn kernel<const AT: usize, const OUTSIDE_AUTOGRAD: bool>(
+    stack: *mut Word,
+    arguments: u64,
+    outputs: u64,
+) {
     let length = arguments.max(outputs) as usize;
     // SAFETY: the dispatcher's stack has room for all arguments and outputs, which this call owns.
-    let refusal = unsafe { call(OPERATORS[AT].run, stack, arguments as usize, length) };
+    let refusal = unsafe { call(&OPERATORS[AT], OUTSIDE_AUTOGRAD, stack, arguments as usize, length) };
     if !refusal.is_null() {
         // SAFETY: C++ called this frame, the outermost one.
         unsafe { dispatcher().throw(refusal) };
@@ -119,14 +145,22 @@ unsafe extern "C-unwind" fn kernel<const AT: usize>(stack: *mut Word, arguments:
 ///
 /// # Safety
 /// The stack is the dispatcher's, for this operator, and holds `length` words.
-unsafe fn call(operator: Operator, stack: *mut Word, arguments: usize, length: usize) -> *const c_char {
+unsafe fn call(
+    operator: &Entry,
+    outside_autograd: bool,
+    stack: *mut Word,
+    arguments: usize,
+    length: usize,
+) -> *const c_char {
     let done = catch_unwind(AssertUnwindSafe(|| {
+        let refused = outside_autograd && shims().grad_mode_is_enabled();
+        let refused = refused.then(|| Error::Argument(operator.records_no_gradients()));
         // SAFETY: the contract above.
         let words = unsafe { std::slice::from_raw_parts_mut(stack, length) };
-        let mut this = Run::default();
+        let mut this = Run::dispatched();
         // SAFETY: the contract above.
-        let mut source = unsafe { Stack::new(&words[..arguments]) };
-        operator(&mut source, &mut this)?;
+        let mut source = unsafe { Stack::new(&words[..arguments], refused) };
+        (operator.run)(&mut source, &mut this)?;
         drop(source);
         words
             .iter_mut()

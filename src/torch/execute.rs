@@ -97,10 +97,8 @@ fn check_overwritten(
 pub fn expand(problem: &Expand, in_pieces: bool, run: &mut Run) -> Result<()> {
     let x = &problem.x;
     let mut state = run.output("state", &problem.state_shape(), x.dtype, x)?;
-    let mut new_before = None;
-    if in_pieces {
-        new_before = run.optional_output("new_before", problem.before_shape().as_deref(), x.dtype, x)?;
-    }
+    let before = problem.before_shape().filter(|_| in_pieces);
+    let mut new_before = run.optional_output("new_before", before.as_deref(), x.dtype, x)?;
     match run.place(x)? {
         Place::Gpu(gpu) => cuda::expand::forward(problem, &state, &new_before, &gpu.call()),
         Place::Cpu { threads } => of_dtype!(x.dtype, T => {
@@ -117,7 +115,7 @@ pub fn expand_backward(problem: &Expand, grad_state: &Tensor, wanted: i64, run: 
     let mut grad_x = run.output_like("grad_x", &problem.x)?;
     let mut grad_weight = match &problem.weight {
         Some(weight) if wanted >> 1 & 1 == 1 => Some(run.output_like("grad_weight", weight)?),
-        _ => run.absent_output(&problem.x)?,
+        _ => run.absent_output()?,
     };
     match run.place(&problem.x)? {
         Place::Gpu(gpu) => cuda::expand::backward(problem, grad_state, &grad_x, &grad_weight, &gpu.call()),
@@ -139,8 +137,8 @@ pub fn delta_rule(problem: &DeltaRule, saves: bool, run: &mut Run) -> Result<()>
         let errors = run.output("errors", &problem.errors_shape(), small, beside)?;
         Some([errors, run.output("states", &states, small, beside)?])
     } else {
-        run.absent_output(beside)?;
-        run.absent_output(beside)?;
+        run.absent_output()?;
+        run.absent_output()?;
         None
     };
     let mut outputs = delta_rule::forward::Outputs { y, final_state, saved };
@@ -152,9 +150,14 @@ pub fn delta_rule(problem: &DeltaRule, saves: bool, run: &mut Run) -> Result<()>
     .map_err(|short| short.in_operator("delta_rule"))
 }
 
-/// Computes the gradients of everything that was given.
+/// Computes the gradients of q, k, v and β and, if bits 4 and 5 of `wanted` are set, of g and the initial state.
 #[cfg(feature = "python")]
-pub fn delta_rule_backward(problem: &DeltaRule, saved: &SavedOverTime, run: &mut Run) -> Result<()> {
+pub fn delta_rule_backward(
+    problem: &DeltaRule,
+    saved: &SavedOverTime,
+    wanted: i64,
+    run: &mut Run,
+) -> Result<()> {
     problem.check_saved(saved, delta_rule::chunks(problem.sizes))?;
     let mut gradients = delta_rule::backward::Gradients {
         q: run.output_like("grad_q", &problem.q)?,
@@ -162,12 +165,12 @@ pub fn delta_rule_backward(problem: &DeltaRule, saved: &SavedOverTime, run: &mut
         v: run.output_like("grad_v", &problem.v)?,
         beta: run.output_like("grad_beta", &problem.beta)?,
         g: match &problem.g {
-            Some(g) => Some(run.output_like("grad_g", g)?),
-            None => run.absent_output(&problem.q)?,
+            Some(g) if wanted >> 4 & 1 == 1 => Some(run.output_like("grad_g", g)?),
+            _ => run.absent_output()?,
         },
         initial_state: match &problem.initial_state {
-            Some(state) => Some(run.output_like("grad_initial_state", state)?),
-            None => run.absent_output(&problem.q)?,
+            Some(state) if wanted >> 5 & 1 == 1 => Some(run.output_like("grad_initial_state", state)?),
+            _ => run.absent_output()?,
         },
     };
     let threads = run.threads(&problem.q)?;

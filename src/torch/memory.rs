@@ -38,6 +38,12 @@ impl Owned {
         })
     }
 
+    /// Returns the stand-in for an absent output, None in Python.
+    pub fn undefined() -> Result<Owned> {
+        let refused = || Error::Internal(shims().with_reason("torch could not make an undefined tensor"));
+        shims().undefined().map(Owned).ok_or_else(refused)
+    }
+
     /// Allocates so many bytes, aligned to 16 at least.
     pub fn bytes(count: usize, device: &Device) -> Result<Owned> {
         Owned::empty(&[count], BYTE, device)
@@ -84,9 +90,10 @@ impl Owned {
         Ok((tensor, copy, Some(self)))
     }
 
-    /// Returns true if this stands in for an absent output: an empty tensor of bytes.
+    /// Returns true if this stands in for an absent output.
+    #[cfg(feature = "tch")]
     pub fn is_absent(&self) -> bool {
-        self.properties().is_some_and(|properties| properties.dtype == BYTE && properties.sizes == [0])
+        self.properties().is_none()
     }
 
     /// Copies the elements of a tensor of the same shape.

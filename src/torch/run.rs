@@ -3,28 +3,58 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::memory::{BYTE, Owned, last_axis_first, number_of};
+use super::memory::{Owned, last_axis_first, number_of};
 use super::shims::shims;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, Call, Memory};
-use crate::error::Result;
-use crate::problem::Allocate;
+use crate::error::{Error, Result};
+use crate::problem::{Allocate, Part, separate};
 use crate::tensor::{Device, Dtype, Tensor};
+
+/// What is done with a call.
+#[derive(Default)]
+enum Purpose {
+    #[default]
+    Run,
+    /// Its kernels are listed; no tensor has memory.
+    #[cfg(feature = "python")]
+    List(Arc<dyn Backend>),
+    /// Its arguments are checked; no tensor has memory.
+    #[cfg(feature = "python")]
+    Check,
+}
 
 /// A call in progress.
 #[derive(Default)]
 pub struct Run {
-    /// lists the kernels of the call instead of running them; no tensor has memory
-    listing: Option<Arc<dyn Backend>>,
+    purpose: Purpose,
+    /// two parts of one output are allocated as one
+    joins: bool,
     /// outputs in the order of the schema
     outputs: Vec<Owned>,
 }
 
+#[cfg(feature = "python")]
 impl Run {
+    /// A call from torch's dispatcher.
+    pub fn dispatched() -> Run {
+        Run { joins: true, ..Run::default() }
+    }
+
     /// A call that only lists its kernels.
-    #[cfg(feature = "python")]
     pub fn listing(device: Arc<dyn Backend>) -> Run {
-        Run { listing: Some(device), ..Run::default() }
+        Run { purpose: Purpose::List(device), ..Run::default() }
+    }
+
+    /// A call that ends with [`Error::Checked`] once its arguments are checked.
+    pub fn checking() -> Run {
+        Run { purpose: Purpose::Check, ..Run::default() }
+    }
+}
+
+impl Run {
+    fn has_memory(&self) -> bool {
+        matches!(self.purpose, Purpose::Run)
     }
 
     pub fn into_outputs(self) -> Vec<Owned> {
@@ -33,9 +63,12 @@ impl Run {
 
     /// Returns where the operator runs: where `tensor` is. A listing is made by its own device.
     pub fn place<'a>(&self, tensor: &'a Tensor) -> Result<Place<'a>> {
-        let (device, stream, tensors_on) = match &self.listing {
-            Some(device) => (device.clone(), 0, None),
-            None => match device_of(&tensor.device)? {
+        let (device, stream, tensors_on) = match &self.purpose {
+            #[cfg(feature = "python")]
+            Purpose::Check => return Err(Error::Checked),
+            #[cfg(feature = "python")]
+            Purpose::List(device) => (device.clone(), 0, None),
+            Purpose::Run => match device_of(tensor)? {
                 Some((device, stream)) => (device, stream, Some(&tensor.device)),
                 None => return Ok(Place::Cpu { threads: shims().threads() }),
             },
@@ -48,11 +81,12 @@ impl Run {
     /// Returns the threads of an operator that runs on CPUs alone; fails if `tensor` is elsewhere.
     #[cfg(feature = "python")]
     pub fn threads(&self, tensor: &Tensor) -> Result<usize> {
-        match (&tensor.device, &self.listing) {
-            (Device::Cpu, None) => Ok(shims().threads()),
-            (device, _) => {
+        match (&self.purpose, &tensor.device) {
+            (Purpose::Check, _) => Err(Error::Checked),
+            (Purpose::Run, Device::Cpu) => Ok(shims().threads()),
+            (_, device) => {
                 let (expected, got) = (Device::Cpu.to_string(), device.to_string());
-                Err(crate::error::Error::Device { name: tensor.name, expected, got })
+                Err(Error::Device { name: tensor.name, expected, got })
             }
         }
     }
@@ -85,7 +119,7 @@ impl Allocate for Run {
         dtype: Dtype,
         beside: &Tensor,
     ) -> Result<Tensor> {
-        if self.listing.is_some() {
+        if !self.has_memory() {
             return Ok(Tensor::fake(name, shape.to_vec(), dtype, 0));
         }
         let owned = Owned::empty(shape, number_of(dtype), &beside.device)?;
@@ -95,22 +129,51 @@ impl Allocate for Run {
     }
 
     /// A stand-in takes the place of the next output.
-    fn absent_output(&mut self, beside: &Tensor) -> Result<Option<Tensor>> {
-        if self.listing.is_none() {
-            self.outputs.push(Owned::empty(&[0], BYTE, &beside.device)?);
+    fn absent_output(&mut self) -> Result<Option<Tensor>> {
+        if self.has_memory() {
+            self.outputs.push(Owned::undefined()?);
         }
         Ok(None)
     }
+
+    fn joined(
+        &mut self,
+        name: &'static str,
+        parts: [Part; 2],
+        dtype: Dtype,
+        beside: &Tensor,
+    ) -> Result<[Option<Tensor>; 2]> {
+        if !self.joins {
+            return separate(self, parts, dtype, beside);
+        }
+        let len = |shape: &Option<Vec<usize>>| shape.as_ref().map_or(0, |shape| shape.iter().product());
+        let (first, second): (usize, usize) = (len(&parts[0].1), len(&parts[1].1));
+        if parts.iter().all(|(_, shape)| shape.is_none()) {
+            self.absent_output()?;
+            return Ok([None, None]);
+        }
+        let both = self.output(name, &[first + second], dtype, beside)?;
+        let mut begin = 0;
+        Ok(parts.map(|(name, shape)| {
+            let part = shape.map(|shape| both.part(name, begin, shape));
+            begin = first;
+            part
+        }))
+    }
 }
 
-/// Returns the backend and the stream for tensors on `tensors_on`; None is the CPU.
-fn device_of(tensors_on: &Device) -> Result<Option<(Arc<dyn Backend>, u64)>> {
-    #[cfg(feature = "emulator")]
-    if *tensors_on == Device::Cpu {
-        return Ok(crate::cuda::device::stand_in::current());
+/// Returns the backend and the stream for a tensor; None is the CPU.
+fn device_of(tensor: &Tensor) -> Result<Option<(Arc<dyn Backend>, u64)>> {
+    match &tensor.device {
+        #[cfg(feature = "emulator")]
+        Device::Cpu => Ok(crate::cuda::device::stand_in::current()),
+        #[cfg(not(feature = "emulator"))]
+        Device::Cpu => Ok(None),
+        Device::Cuda(index) => Ok(Some((gpu(*index)?, shims().cuda_stream(*index)?))),
+        Device::Elsewhere(got) => {
+            Err(Error::Device { name: tensor.name, expected: "cpu or cuda".into(), got: got.clone() })
+        }
     }
-    let Device::Cuda(index) = *tensors_on else { return Ok(None) };
-    Ok(Some((gpu(index)?, shims().cuda_stream(index)?)))
 }
 
 /// Memory from torch, held until the kernels are launched: the stream orders later uses after them. None, if the

@@ -33,7 +33,9 @@ functions! {
             *mut c_void, i64, *const i64, *const i64, i64, i32, i32, i32, *mut Handle
         ) -> i32;
         fn aoti_torch_copy_(Handle, Handle, i32) -> i32;
+        fn aoti_torch_new_uninitialized_tensor(*mut Handle) -> i32;
         fn aoti_torch_delete_tensor_object(Handle) -> i32;
+        fn aoti_torch_grad_mode_is_enabled() -> bool;
         fn torch_get_num_threads(*mut u32) -> i32;
     }
 }
@@ -173,6 +175,21 @@ impl Shims {
             )
         };
         (status == 0).then_some(handle)
+    }
+
+    /// Makes an undefined tensor, which is None in Python.
+    pub fn undefined(&self) -> Option<Handle> {
+        let mut handle = null_mut();
+        // SAFETY: room for the handle.
+        let status = unsafe { (self.functions.aoti_torch_new_uninitialized_tensor)(&mut handle) };
+        (status == 0).then_some(handle)
+    }
+
+    /// Returns true outside of `torch.no_grad()`.
+    #[cfg(feature = "python")]
+    pub fn grad_mode_is_enabled(&self) -> bool {
+        // SAFETY: it takes nothing.
+        unsafe { (self.functions.aoti_torch_grad_mode_is_enabled)() }
     }
 
     /// Makes a tensor of memory that somebody else owns.

@@ -12,10 +12,7 @@ use crate::tensor::{Dtype, Tensor};
 pub trait Source {
     fn tensor(&mut self, name: &'static str) -> Tensor;
     fn optional_tensor(&mut self, name: &'static str) -> Option<Tensor>;
-    /// Takes a tensor that the forward saved, or its stand-in.
-    fn saved_tensor(&mut self, name: &'static str) -> Option<Tensor>;
     fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten;
-    fn tensors(&mut self, name: &'static str) -> Vec<Tensor>;
     fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>>;
     fn float(&mut self, name: &'static str) -> f64;
     fn optional_float(&mut self, name: &'static str) -> Option<f64>;
@@ -25,29 +22,43 @@ pub trait Source {
     /// Fails with the first reason to refuse an argument.
     fn finish(&mut self) -> Result<()>;
 
-    fn write(&mut self) -> Result<Write> {
-        let (direction, value, gate) = (self.tensor("direction"), self.tensor("value"), self.tensor("gate"));
-        let eps_k = self.float("eps_k");
-        let erase = match self.integer("erase") {
-            0 => Erase::Tied,
-            1 => Erase::None,
-            other => return Err(Error::Argument(format!("`erase` must be 0 or 1, got {other}"))),
-        };
-        Ok(Write { direction, value, gate, eps_k, erase })
+    /// Takes the tensors of a rewrite.
+    fn write(&mut self) -> Write {
+        Write {
+            direction: self.tensor("direction"),
+            value: self.tensor("value"),
+            gate: self.tensor("gate"),
+            eps_k: 0.0,
+            erase: Erase::default(),
+        }
     }
 
+    fn erase(&mut self) -> Result<Erase> {
+        match self.integer("erase") {
+            0 => Ok(Erase::Tied),
+            1 => Ok(Erase::None),
+            other => Err(Error::Argument(format!("`erase` must be 0 or 1, got {other}"))),
+        }
+    }
+
+    /// Takes the tensors of a read.
     fn read(&mut self) -> Read {
         Read {
             compress: self.optional_tensor("compress"),
             norm_weight: self.optional_tensor("norm_weight"),
-            norm_eps: self.optional_float("norm_eps"),
             gate_weight: self.optional_tensor("gate_weight"),
             gate_bias: self.optional_tensor("gate_bias"),
             value_weight: self.optional_tensor("value_weight"),
             value_bias: self.optional_tensor("value_bias"),
-            value_scale: self.optional_float("value_scale"),
-            value_from_compressed: self.boolean("value_from_compressed"),
+            ..Read::default()
         }
+    }
+
+    /// Takes the other parameters of a read.
+    fn numbers_of(&mut self, read: &mut Read) {
+        read.norm_eps = self.optional_float("norm_eps");
+        read.value_scale = self.optional_float("value_scale");
+        read.value_from_compressed = self.boolean("value_from_compressed");
     }
 
     fn gradients_of_read(&mut self) -> Incoming {
@@ -59,15 +70,11 @@ pub trait Source {
         }
     }
 
-    /// Takes what the forward of a read saved.
-    fn saved_by_read(&mut self) -> Saved {
-        Saved {
-            new_value: self.saved_tensor("new_value"),
-            new_gate: self.saved_tensor("new_gate"),
-            compressed: self.saved_tensor("compressed"),
-            rstd: self.saved_tensor("rstd"),
-            ..Saved::default()
-        }
+    /// Takes what a forward with a read saved, the statistics by themselves.
+    fn saved(&mut self) -> (Saved, Option<Tensor>) {
+        let [new_value, new_gate] = ["new_value", "new_gate"].map(|name| self.optional_tensor(name));
+        let [stats, compressed] = ["stats", "compressed"].map(|name| self.optional_tensor(name));
+        (Saved { new_value, new_gate, compressed, ..Saved::default() }, stats)
     }
 }
 
@@ -110,16 +117,8 @@ impl Source for Listing {
         self.add("Tensor?", name, None)
     }
 
-    fn saved_tensor(&mut self, name: &'static str) -> Option<Tensor> {
-        self.add("Tensor", name, None)
-    }
-
     fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten {
         self.add("Tensor(a!)", name, Overwritten { tensor: nothing(name), copy: None })
-    }
-
-    fn tensors(&mut self, name: &'static str) -> Vec<Tensor> {
-        self.add("Tensor[]", name, Vec::new())
     }
 
     fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>> {

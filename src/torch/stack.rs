@@ -16,10 +16,12 @@ pub struct Stack<'a> {
 }
 
 impl<'a> Stack<'a> {
+    /// refused: why the call is refused whatever its arguments are.
+    ///
     /// # Safety
     /// `words` are the arguments that the dispatcher passed, and they are taken in the order of the operator's schema.
-    pub unsafe fn new(words: &'a [Word]) -> Stack<'a> {
-        Stack { words: words.iter(), held: Vec::with_capacity(words.len()), refused: None }
+    pub unsafe fn new(words: &'a [Word], refused: Option<Error>) -> Stack<'a> {
+        Stack { words: words.iter(), held: Vec::with_capacity(words.len()), refused }
     }
 
     fn word(&mut self) -> Word {
@@ -86,11 +88,6 @@ impl Source for Stack<'_> {
         Some(self.hold(name, owned))
     }
 
-    fn saved_tensor(&mut self, name: &'static str) -> Option<Tensor> {
-        let owned = self.owned();
-        (!owned.is_absent()).then(|| self.hold(name, owned))
-    }
-
     fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten {
         match self.owned().contiguous(name) {
             Ok((tensor, copy, Some(original))) => Overwritten { tensor, copy: Some((copy, original)) },
@@ -105,15 +102,9 @@ impl Source for Stack<'_> {
         }
     }
 
-    fn tensors(&mut self, name: &'static str) -> Vec<Tensor> {
-        let list = self.word();
-        // SAFETY: the schema has a list of tensors here (`Stack::new`), and it is taken once.
-        unsafe { self.list(name, list) }
-    }
-
     fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>> {
         let list = self.optional()?;
-        // SAFETY: as above.
+        // SAFETY: the schema has a list of tensors here (`Stack::new`), and it is taken once.
         Some(unsafe { self.list(name, list) })
     }
 

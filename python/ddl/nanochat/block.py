@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from ddl.nn.expand import Expand
 from ddl.nn.history import History
 from ddl.nn.linear import form_parameters
 from ddl.nn.read import Read
-from ddl.nn.reading import Reading, expanded, read_from, rewritten_and_read
 from ddl.nn.residual import DeltaResidual
+from ddl.nn.trunk import opened, read_from, rewritten
+from ddl.ops.checks import autocast_dtype
 from ddl.results import ReadParameters, Write
 
 from .cache import history_of
@@ -80,11 +82,11 @@ class DeltaBlock(nn.Module):
                 history.begin(x.dtype)
             state = self._opened(x, history, "expand")
         read = self._read_parameters("attn", state)
-        reading = read_from(state, read, self._slot(history, "read_attn"))
+        reading: Sequence[Any] = read_from(state, read, slot=self._slot(history, "read_attn"))
         write = self._write("attn", state, reading, history, args, kwargs)
         read = self._read_parameters("mlp", state)
         slot = self._slot(history, "read_mlp")
-        state, reading, _ = rewritten_and_read(state, write, read, slot)
+        (state, *reading), _ = rewritten(state, write, read, slot=slot)
         write = self._write("mlp", state, reading, history, (), {})
         state = functional.write_to(state, write)
         if self.readout is None:
@@ -99,7 +101,7 @@ class DeltaBlock(nn.Module):
         self,
         name: str,
         state: Tensor,
-        reading: Reading,
+        reading: Sequence[Any],
         history: History | None,
         args: Any,
         kwargs: Any,
@@ -117,16 +119,16 @@ class DeltaBlock(nn.Module):
         """The parameters of the read before attention or MLP."""
         read = require_exact_type(f"read_{name}", getattr(self, f"read_{name}"), Read)
         form_parameters(read)
-        found = read.parameters_of(read.effective_weight())
+        found = read.parameters_of(read.effective_weight(), autocast_dtype(state))
         residual: DeltaResidual = getattr(self, f"res_{name}")
         return residual.added_to(found)
 
     def _opened(self, x: Tensor, history: History | None, name: str) -> Tensor:
-        return expanded(self._ends[0], x, self._slot(history, name))
+        return opened(self._ends[0], x, slot=self._slot(history, name))
 
     def _read_out(self, state: Tensor, history: History | None, name: str) -> Tensor:
         """The raw final read, with which a pass ends; the history is committed."""
-        x, _, _ = read_from(state, self._ends[1].raw(state), self._slot(history, name))
+        x = read_from(state, self._ends[1].raw(state), slot=self._slot(history, name)).context
         if history is not None:
             history.commit()
         return x

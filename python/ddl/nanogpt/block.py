@@ -12,7 +12,7 @@ from ddl.nn.checks import require_exact_type
 from ddl.nn.expand import Expand
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
-from ddl.nn.stream import as_stream, first_chain
+from ddl.nn.trunk import as_stream, first_chain, opened, read_from, rewritten
 from ddl.ops.checks import gate_dtype
 from ddl.options import StreamDtype
 from ddl.results import Chain, Write
@@ -100,14 +100,13 @@ class DeltaBlock(nn.Module):
         """Expand embeddings (B, T, d) to the first state and read it."""
         if self.expand is None:
             raise TypeError("`x` must be what the block before returned, got a Tensor")
-        state = self.expand(as_stream(x, self.stream_dtype))
-        state = state.unsqueeze(-1) if read.value_channels == 1 else state
+        state = opened(self.expand, as_stream(x, self.stream_dtype))
         share = None
         if self.anneal is not None and not self.anneal.done:
             share = self.anneal.share(gate_dtype(state))
         if read.compress == "identity":
             return _Reading(state, state.squeeze(-1), None, share)
-        x = functional.read_with(state, read.raw(state)).context
+        x = read_from(state, read.raw(state)).context
         chain = None
         if share is None:  # a chain cannot compute a state again that an addition changed
             chain = first_chain(state, self.anchor_every, self.sublayers)
@@ -143,5 +142,5 @@ def _advance(deferred: DeferredRewrite, read: Read) -> _Reading:
     if read.compress == "identity":  # X' is its own read: the fused operator would store it twice
         state = functional.write_to(state, write)
         return _Reading(state, state.squeeze(-1), None, share)
-    result, chain = functional.step(state, write, read.raw(state), chain=chain)
+    result, chain = rewritten(state, write, read.raw(state), chain=chain)
     return _Reading(result.state, result.context, chain, share)

@@ -67,18 +67,20 @@ class Branches(nn.Module):
                 gate_weight, gate_bias = gate_weight.squeeze(0), gate_bias.squeeze(0)
         if self.reads_value:
             value = projection_of("value", self.value)
-            value_weight = self._per_rewrite(value.weight, 0)
-            value_bias = self._per_rewrite(value.bias, 0)
+            value_weight, value_bias = value.weight, value.bias
+            if self.rewrites > 1:
+                value_weight = self._per_rewrite(value_weight, 0)
+                value_bias = self._per_rewrite(value_bias, 0)
             value_scale = self.value_scale if self.value_kind == "sigmoid" else None
         # Not by `_replace`, which torch.compile cannot return from a part of a graph.
         return ReadParameters(
             read.compress,
             read.norm_weight,
-            read.norm_eps,
             gate_weight,
             gate_bias,
             value_weight,
             value_bias,
+            read.norm_eps,
             value_scale,
             value_from_compressed=self.reads_value and self.value_from == "compressed",
             context_dtype=read.context_dtype,
@@ -121,9 +123,15 @@ class Branches(nn.Module):
         value, gate: from the read; None for what it does not compute. keep: (…,) bool, False for
         padding. document_starts, slot: as in `Pool`.
         """
-        value, gate = self.fill_value_and_gate(state, context, value, gate, slot, document_starts)
-        gate = gate if keep is None else without_padding(gate, keep)
-        direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
+        if gate is None or self.value_kind == "constant":
+            value, gate = self.fill_value_and_gate(
+                state, context, value, gate, slot, document_starts
+            )
+        if keep is not None:
+            gate = without_padding(gate, keep)
+        direction = sublayer_out
+        if value is None or self.further is not None:
+            direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
         return Write(direction, value, gate, self.eps_k, self.erase)
 
     def fill_value_and_gate(

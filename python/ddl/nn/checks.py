@@ -57,7 +57,8 @@ def check_returned(name: str, returned: Any, context: Tensor) -> None:
 
 def require_exact_type(name: str, module: Any, kind: type[Module]) -> Module:
     """Do as `require_own_forward`; raise TypeError, too, if FSDP2 would not gather the module."""
-    module = require_own_forward(name, module, kind)
+    if type(module) is not kind or "forward" in module.__dict__:
+        module = require_own_forward(name, module, kind)
     if distributed.is_available() and distributed.is_initialized():
         _check_gathered(name, module)
     return module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from ddl.results import ReadParameters
 
 from .history import History
 
-__all__ = ["Slot", "continue_in", "convolve"]
+__all__ = ["Slot", "continued", "convolve"]
 
 
 class Slot(NamedTuple):
@@ -41,22 +41,27 @@ def convolve(
     """
     state = x.unsqueeze(-1)  # one value channel
     read = ReadParameters(weight.unsqueeze(1), norm_eps=norm_eps, context_dtype=x.dtype)
-    if slot is None or weight.shape[1] == 1:  # nothing goes on from a token to the next
-        return functional.read_with(state, read, document_starts).context
-    y, _, _ = continue_in(slot, functional.bind_cached_read(state, read), state, document_starts)
+    if slot is None or weight.shape[1] == 1:  # nothing passes from a token to the next
+        return functional.read_with(state, read, document_starts)[0].context
+
+    def convolved(state: Tensor, pending: Tensor | None, starts: Tensor | None) -> Any:
+        return functional.read_with(state, read, starts, pending=pending, continues=True)
+
+    y: Tensor = continued(slot, convolved, state, document_starts).context
     return y
 
 
-def continue_in(
+def continued(
     slot: Slot,
-    call: Callable[..., tuple[Tensor, ...]],
+    call: Callable[[Tensor, Tensor | None, Tensor | None], tuple[Any, Tensor | None]],
     inputs: Tensor,
     document_starts: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """Call for tokens (B, T, …) that follow others; return all but what these leave to the next.
+) -> Any:
+    """Call for tokens (B, T, …) that follow others, and keep what these leave to the next.
 
-    call: takes the inputs, what past tokens left, and `document_starts`; its last result is left.
+    call: takes the inputs, what past tokens left, and `document_starts`; returns its result, and
+    what is left.
     """
-    *results, kept = call(inputs, slot.history.get(slot.name, call), document_starts)
-    slot.history.set(slot.name, kept, inputs)
-    return tuple(results)
+    result, left = call(inputs, slot.history.get(slot.name, call), document_starts)
+    slot.history.set(slot.name, left, inputs)
+    return result

@@ -12,8 +12,8 @@ from ddl.options import check_count, refuse
 
 __all__ = ["History"]
 
-# Of inputs (B, T, …), what was left before them, and None: a tuple, whose last they leave.
-Again = Callable[[Tensor, Tensor | None, None], tuple[Tensor, ...]]
+# (inputs (B, T, …), what was left before them, None) → (result, what they leave).
+Recomputed = Callable[[Tensor, Tensor | None, None], tuple[Any, Tensor | None]]
 
 
 class _Recorded(NamedTuple):
@@ -105,24 +105,28 @@ class History:
             self._tokens = min(self.crops, self._tokens + self._new_tokens)
         self._new, self._new_recorded, self._new_tokens = {}, {}, 0
 
-    def get(self, name: str, again: Again | None = None) -> Tensor | None:
+    def get(self, name: str, call: Recomputed | None = None) -> Tensor | None:
         """Return what past tokens left, (B, t, …); None before the first.
 
-        again: computes it from their inputs, for tokens that were cropped; see `set`.
+        call: computes it from their inputs, for tokens before a crop; see `set`.
         """
         kept = self._kept.get(name)
         if kept is None and name in self._recorded:
-            assert again is not None
+            assert call is not None
             before, inputs, _ = self._recorded[name]
-            kept = self._kept[name] = again(inputs, before, None)[-1]
+            _, kept = call(inputs, before, None)
+            assert kept is not None
+            self._kept[name] = kept
         return kept
 
-    def set(self, name: str, kept: Tensor, inputs: Tensor | None = None) -> None:
-        """Leave `kept` (B, t, …) to the next pass.
+    def set(self, name: str, kept: Tensor | None, inputs: Tensor | None = None) -> None:
+        """Leave `kept` (B, t, …) to the next pass; raise ValueError for None, what no tokens leave.
 
         inputs: (B, T, …), of which `kept` is what the last t tokens amount to; None if nothing that
         is kept here can be cropped.
         """
+        if kept is None:
+            raise ValueError("`x` must have at least one token with a history, got none")
         self._new[name] = kept
         if self.crops:
             if inputs is None:

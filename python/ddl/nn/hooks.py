@@ -18,7 +18,7 @@ from torch import Tensor
 from ddl import functional
 from ddl.results import Write
 
-__all__ = ["Hook", "Rewrite", "generation", "installed"]
+__all__ = ["Hook", "Rewrite", "installed"]
 
 
 class Rewrite(NamedTuple):
@@ -95,15 +95,9 @@ class Hooked(Protocol):
     hooks: tuple[Callable[[Any], Any], ...]
 
 
-_changes = 0
 _contexts = 0  # that are open, in all threads
 _stance: Any = None  # torch's, while one is open
 _lock = threading.RLock()
-
-
-def generation() -> int:
-    """A number that changes whenever a hook is installed or removed."""
-    return _changes
 
 
 @contextmanager
@@ -116,14 +110,12 @@ def installed(hooks: Iterable[tuple[Hooked, Callable[[Any], Any]]]) -> Iterator[
     pairs = list(hooks)
     with _eager():
         with _lock:
-            _note_a_change()
             for residual, hook in pairs:
                 residual.hooks = (*residual.hooks, hook)
         try:
             yield
         finally:
             with _lock:
-                _note_a_change()
                 for residual, hook in pairs:
                     residual.hooks = tuple(other for other in residual.hooks if other is not hook)
 
@@ -150,8 +142,3 @@ def _eager() -> Iterator[None]:
             if _contexts == 0:
                 _stance.__exit__(None, None, None)
                 _stance = None
-
-
-def _note_a_change() -> None:
-    global _changes
-    _changes += 1

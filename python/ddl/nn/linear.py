@@ -52,7 +52,8 @@ def reset_(projection: Projection, bias: float = 0.0) -> None:
 def projection_of(name: str, module: Any) -> Projection:
     """Return `module` with its parameters formed; raise TypeError if its forward was replaced."""
     projection = require_exact_type(name, module, Projection)
-    form_parameters(projection)
+    if projection._forward_pre_hooks:
+        form_parameters(projection)
     return projection
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl import functional
+from ddl.ops.checks import autocast_dtype
 from ddl.options import (
     STREAM_OPTIONS,
     Compress,
@@ -166,7 +167,8 @@ class Read(nn.Module):
         """Return w: (d, m) for channel, (d, m, K) for token compression, None for the identity."""
         if self._shared:
             return self._shared[0].effective_weight()
-        form_parameters(self)  # a Read that shares these weights may run before this one
+        if self._forward_pre_hooks:  # a Read that shares these weights may run before this one
+            form_parameters(self)
         if self.compress_kernel is None or self.compress_read is None:
             return self.compress_weight
         if self.compress == "token":
@@ -177,9 +179,12 @@ class Read(nn.Module):
         shifted = torch.stack([padded[taps + centre - s :][:m] for s in range(taps)])
         return self.compress_kernel @ shifted
 
-    def parameters_of(self, weight: Tensor | None) -> ReadParameters:
+    def parameters_of(
+        self, weight: Tensor | None, context_dtype: torch.dtype | None = None
+    ) -> ReadParameters:
         """Compression by `weight`, which `effective_weight` returns, and norm."""
-        return ReadParameters(weight, self.norm_weight, self.norm_eps)
+        norm_weight, norm_eps = self.norm_weight, self.norm_eps
+        return ReadParameters(weight, norm_weight, norm_eps=norm_eps, context_dtype=context_dtype)
 
     def forward(
         self,
@@ -200,11 +205,13 @@ class Read(nn.Module):
         check_stream("state", state, size, over_time=over_time, document_starts=document_starts)
         starts = document_starts if over_time else None
         state = state.unsqueeze(-1) if self.value_channels == 1 else state
+        dtype = autocast_dtype(state)
         if not return_compressed:
-            parameters = self.parameters_of(self.effective_weight())
-            return functional.read_with(state, parameters, starts).context
-        x = functional.read_with(state, self.raw(state), starts).context
-        return functional.read_with(x.unsqueeze(-1), self.parameters_of(None)).context, x
+            parameters = self.parameters_of(self.effective_weight(), dtype)
+            return functional.read_with(state, parameters, starts)[0].context
+        x = functional.read_with(state, self.raw(state), starts)[0].context
+        normalised, _ = functional.read_with(x.unsqueeze(-1), self.parameters_of(None, dtype))
+        return normalised.context, x
 
     def raw(self, state: Tensor) -> ReadParameters:
         """The compression alone, for the raw read x in the state's dtype."""

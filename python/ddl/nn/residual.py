@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl import functional
+from ddl.ops.gates import as_gate
 from ddl.options import (
     Direction,
     Erase,
@@ -219,7 +220,9 @@ class DeltaResidual(Branches):
         write = self.write(
             state, sublayer_out, context, value, gate, document_starts=document_starts
         )
-        new_state = functional.write_to(state, self.hooked(state, write))
+        if self.hooks or self.branch_scale != 1:
+            write = self.hooked(state, write)
+        new_state = functional.write_to(state, write)
         return new_state.squeeze(-1) if self.value_channels == 1 else new_state
 
     # --- the options that no parameter shows, in the state dict's metadata ------------------------
@@ -267,7 +270,9 @@ class DeltaResidual(Branches):
         rewrite = Rewrite(state, write, keep, continues, self.branch_scale)
         for hook in self.hooks:
             rewrite = hook(rewrite)
-        return rewrite.write.scaled(self.branch_scale)
+        write = rewrite.write
+        value, gate = as_gate("value", write.value, state), as_gate("gate", write.gate, state)
+        return write._replace(value=value, gate=gate).scaled(self.branch_scale)
 
     def _check(
         self,

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddl import functional
 from ddl.ops.checks import autocast_dtype
 from ddl.options import (
     RESIDUAL_OPTIONS,
@@ -20,18 +19,17 @@ from ddl.options import (
     check_count,
     check_known,
     check_options,
-    spread_anchors,
 )
-from ddl.results import Chain, ReadParameters
+from ddl.results import ReadParameters
 
-from .cached import Call, continued
-from .checks import check_returned, check_stream, require_exact_type
+from .checks import check_stream, require_exact_type
 from .expand import Expand
 from .history import History
 from .linear import form_parameters
 from .padding import without_padding
 from .read import Read, make_reads
 from .residual import DeltaResidual
+from .trunk import Call, as_stream, run
 
 __all__ = ["DeltaStream", "Expand", "Read"]
 
@@ -207,89 +205,53 @@ class DeltaStream(nn.Module):
         call = _checked_call(call, args, kwargs)
         masks = {"keep": keep, "document_starts": document_starts}
         check_stream("x", x, (self.hidden_size,), over_time=True, **masks)
-        if history is not None and x.ndim != 3:
-            expected = f"shape (batch, time, {self.hidden_size}) with a history"
-            raise ValueError(f"`x` must have {expected}, got {tuple(x.shape)}")
+        if history is not None:
+            self._check_history(x, history, document_starts)
         if keep is not None:
             x = without_padding(x, keep)
         x = as_stream(x, self.stream_dtype)
-        if history is None:
-            return self._run(x, keep, document_starts, call)
-        return continued(self, x, history, keep, document_starts, call)
+        return run(self, x, call, history=history, keep=keep, starts=document_starts)
 
-    def _run(
-        self, x: Tensor, keep: Tensor | None, document_starts: Tensor | None, call: Call
-    ) -> Tensor:
-        """Run whole sequences x (B, T, d)."""
-        reads, residuals = self.parameters_of_calls()
-        state = self._open(x, document_starts)
-        starts = document_starts if reads[0].over_time() else None  # all reads compress alike
-        context, value, gate = functional.read_with(state, reads[0], starts)
-        chain = first_chain(state, self.anchor_every, len(self.sublayers))
-        parts = zip(self.sublayers, residuals, reads[1:], strict=True)
-        for index, (sublayer, residual, read) in enumerate(parts):
-            written = call(index, sublayer, context)
-            check_returned(f"sublayers[{index}]", written, context)
-            write = residual.write(
-                *(state, written, context, value, gate), keep=keep, document_starts=document_starts
+    def _check_history(self, x: Tensor, history: History, document_starts: Tensor | None) -> None:
+        if x.ndim != 3:
+            expected = f"shape (batch, time, {self.hidden_size}) with a history"
+            raise ValueError(f"`x` must have {expected}, got {tuple(x.shape)}")
+        if torch.is_grad_enabled() and any(p.requires_grad for p in (x, *self.parameters())):
+            raise ValueError(
+                "`history` must be used under torch.no_grad() or torch.inference_mode(), got a "
+                "forward pass with gradients"
             )
-            write = residual.hooked(state, write, keep=keep)
-            (state, context, value, gate), chain = functional.step(
-                state, write, read, chain=chain, document_starts=starts
+        if history.crops and document_starts is not None:
+            raise ValueError(
+                "`history` must be one with crops=0 for `document_starts`, got "
+                f"crops={history.crops}: a crop does not know where documents start"
             )
-        return context
 
-    def _open(self, x: Tensor, document_starts: Tensor | None) -> Tensor:
-        """Expand x (B, T, d) to the first state, (B, T, d, m)."""
-        state = self.expand(x, document_starts=document_starts)
-        return state.unsqueeze(-1) if self.value_channels == 1 else state
-
-    def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]:
+    def resolved(self, x: Tensor) -> tuple[list[ReadParameters], list[DeltaResidual]]:
         """The parameters of every read, the final one's last, and the residuals.
 
-        A weight that reads share is computed once.
+        x: embeddings, for whose device and dtype autocast is looked up. A weight that reads share
+        is computed once.
         """
-        reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
-        reads.append(require_exact_type("readout", self.readout, Read))
-        weights: dict[int, Tensor | None] = {}
-        found: list[ReadParameters] = []
-        for index, read in enumerate(reads):
-            form_parameters(read)
-            if not read._shared:
-                weights[id(read)] = read.effective_weight()
+        dtype, weights = autocast_dtype(x), {}
+        reads, residuals = [], []
+        for index, (read, residual) in enumerate(zip(self.reads, self.residuals, strict=True)):
+            read = require_exact_type(f"reads[{index}]", read, Read)
+            residual = require_exact_type(f"residuals[{index}]", residual, DeltaResidual)
             owner = read._shared[0] if read._shared else read
+            if owner is read:
+                weights[id(read)] = read.effective_weight()
+            elif read._forward_pre_hooks:
+                form_parameters(read)
             if id(owner) not in weights:
                 raise ValueError(
                     f"`reads[{index}]` must share the compression of a read before it, got that of "
                     "one that was replaced: replace it, too, by Read(…, shared=stream.reads[…])"
                 )
-            found.append(read.parameters_of(weights[id(owner)]))
-        residuals = [
-            require_exact_type(f"residuals[{index}]", part, DeltaResidual)
-            for index, part in enumerate(self.residuals)
-        ]
-        for index, residual in enumerate(residuals):
-            found[index] = residual.added_to(found[index])
-        return found, residuals
-
-
-def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:
-    """Convert embeddings to the dtype that the states have under autocast, if it is on."""
-    if dtype is None or autocast_dtype(x) is None:
-        return x
-    return x.to(getattr(torch, dtype))
-
-
-def first_chain(state: Tensor, anchor_every: int | None, sublayers: int) -> Chain | None:
-    """Begin the chain of a stream; None if every state is stored.
-
-    state: X (B, T, d, m), the first one, whose device decides if anchor_every is None. sublayers:
-    number of sublayers of the whole stream.
-    """
-    if not torch.is_grad_enabled():
-        return None
-    every = anchor_every or spread_anchors(sublayers, state.shape[-1], state.device.type)
-    return Chain(every) if every > 1 else None
+            residuals.append(residual)
+            reads.append(residual.added_to(read.parameters_of(weights[id(owner)], dtype)))
+        readout = require_exact_type("readout", self.readout, Read)
+        return [*reads, readout.parameters_of(readout.effective_weight(), dtype)], residuals
 
 
 def _checked_call(call: Any, args: Any, kwargs: Any) -> Call:

@@ -1,5 +1,8 @@
-"""The call of an operator: its overload in compiled code; in eager code its derivative is recorded
-here if one is needed, and the dispatcher is entered below autograd."""
+"""The call of an operator.
+
+In compiled code it is the overload `default`, one node of the graph. In eager code a derivative is
+recorded around the overload `kernel`, and what torch or native code refused is explained.
+"""
 
 from __future__ import annotations
 
@@ -7,75 +10,49 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import private
-from .declarations import Operator
-from .refusals import raise_refusal
+from . import plain
+from .autograd import derivative
+from .declarations import Forward
+from .devices import has_kernels
+from .refusals import raise_refusal, refuse_tangents
 
-# Operator name → its overload, torch.ops.ddl.<name>.default.
-OVERLOADS: dict[str, Any] = {}
-# Operator name → its call in eager code, with positional arguments. It is what the overload would
-# do, without a round trip through the dispatcher where nothing but autograd listens.
-DIRECT: dict[str, Callable[..., Any]] = {}
+Call = Callable[..., Any]
 
 
-def call(operator: Operator, *values: Any) -> Any:
-    """Call an operator with positional arguments."""
-    calls = OVERLOADS if torch.compiler.is_compiling() else DIRECT
-    return calls[operator.name](*values)
+def eager_call(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
+    """Return the call in eager code, of which autograd records the derivative. It is the
+    operator's implementation for the dispatch key Autograd, too."""
+    apply = derivative(operator, kernel, backward_kernel)
+    apply_plain = derivative(operator, plain.forward(operator), plain.backward(operator))
+    is_grad_enabled, is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
+    operands, unpack_dual = operator.operands, forward_ad.unpack_dual
 
-
-def differentiable(
-    operator: Operator, save: Callable[..., None], gradients: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return the operator's implementation for the Autograd key, which is its direct call, too.
-
-    save(ctx, inputs, output) and gradients(ctx, *grads) are those of a torch.autograd.Function.
-    torch.library.register_autograd would fill in default arguments at each call: 75 µs for those of
-    `rewrite_read`.
-    """
-    entry, below_autograd = private.entry_of(OVERLOADS[operator.name]), private.below_autograd
-    in_transform, any_requires_grad = private.in_transform, private.any_requires_grad
-    is_grad_enabled, level = torch.is_grad_enabled, private.forward_mode_level
-
-    class Derivative(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            with below_autograd():
-                output = entry(*inputs)
-            save(ctx, inputs, output)
-            return output
-
-        backward = staticmethod(gradients)
-
-    apply = private.apply_of(Derivative)
-
-    def direct(*inputs: Any) -> Any:
-        if level() >= 0 or in_transform():
-            refuse_transforms(operator, inputs)
+    def call(*values: Any) -> Any:
         try:
-            if is_grad_enabled() and any_requires_grad(*inputs):
-                return apply(*inputs)
-            with below_autograd():
-                return entry(*inputs)
+            if is_grad_enabled():
+                return apply(*values)
+            if not is_inference():
+                for tensor in values[:operands]:
+                    if unpack_dual(tensor).tangent is not None:
+                        refuse_tangents(operator, values)
+            return kernel(*values)
         except (RuntimeError, TypeError) as error:
-            raise_refusal(operator, inputs, error)
+            if plain.replaces_kernels(values[0]):
+                return apply_plain(*values)
+            raise_refusal(operator, values, error)
 
-    return direct
+    return call
 
 
-def refuse_transforms(operator: Operator, inputs: tuple[Any, ...]) -> None:
-    """Raise NotImplementedError under forward-mode differentiation and torch.func transforms."""
-    for name, value in zip(operator.names, inputs, strict=True):
-        if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
-            raise NotImplementedError(
-                f"`{name}` must come without a forward-mode tangent, got a dual tensor: the fused "
-                "operators have reverse-mode derivatives only, use `ddl.reference`"
-            )
-    if private.in_transform() and not torch.compiler.is_compiling():
-        raise NotImplementedError(
-            "the fused operators must be called outside of torch.func transforms "
-            "(vmap, grad, vjp, jvp, …), got a call inside one: use `ddl.reference` there"
-        )
+def any_call(operator: Forward, overload: Call, eager: Call) -> Call:
+    """Return the call in eager and in compiled code, with positional arguments."""
+    is_compiling, traced = torch.compiler.is_compiling, plain.outputs_of(operator)
+
+    def call(*values: Any) -> Any:
+        if not is_compiling():
+            return eager(*values)
+        return overload(*values) if has_kernels(values[0].device) else traced(*values)
+
+    return call

@@ -1,11 +1,11 @@
-"""The operators in plain PyTorch, for devices without kernels: checks, then `ddl.reference`.
+"""The operators in plain PyTorch, from `ddl.reference`: the kernels of devices without native ones.
 
 The delta rule over time is not a loop there, but goes in chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,19 +15,97 @@ from torch import Tensor
 from ddl import reference
 from ddl.results import ERASE
 
-from . import chunked, declarations
-from .arguments import CHECKS
+from . import chunked
 from .checks import gate_dtype
-from .declarations import Operator
+from .declarations import Forward
+from .devices import has_kernels
+from .refusals import check
 
-_READ = [
-    name
-    for name in declarations.read.names
-    if name not in ("state", "value_from_compressed", "context_dtype")
-]
+Call = Callable[..., Any]
 
 
-def _rewrite(given: Any) -> tuple[Tensor]:
+def forward(operator: Forward) -> Call:
+    """Return the kernel of an operator: all outputs, None for those that only backwards need."""
+    outputs = outputs_of(operator)
+
+    def kernel(*values: Any) -> Any:
+        has_kernels(values[0].device)  # warns
+        check(operator, values)
+        return outputs(*values)
+
+    return kernel
+
+
+def outputs_of(operator: Forward) -> Call:
+    """Return the same without checks, which autograd can differentiate."""
+    compute = _PLAIN[operator.name]
+
+    def outputs(*values: Any) -> Any:
+        results = compute(operator.Arguments(*values))
+        return tuple([results.get(name) for name in operator.outputs])
+
+    return outputs
+
+
+def backward(operator: Forward) -> Call:
+    """Return the kernel of an operator's backward, which runs the forward again."""
+
+    def kernel(*values: Any) -> Any:
+        check(operator.backward, values)
+        given = dict(zip(operator.backward.names, values, strict=True))
+        grads = {result: given[f"grad_{result}"] for result in operator.results}
+        wanted = [given["wanted"] >> bit & 1 for bit in range(len(operator.inputs))]
+        with torch.no_grad():
+            given[operator.inputs[0]] = _after_chain(given)
+        with torch.enable_grad():
+            leaves = {
+                name: given[name].detach().requires_grad_(bool(want))
+                for name, want in zip(operator.inputs, wanted, strict=True)
+                if given[name] is not None
+            }
+            arguments = operator.Arguments(
+                **{name: leaves.get(name, given.get(name)) for name in operator.names}
+            )
+            if "context_dtype" in operator.names and grads["context"] is not None:
+                arguments = arguments._replace(context_dtype=grads["context"].dtype)
+            results = _PLAIN[operator.name](arguments)
+        reached = {name: grad for name, grad in grads.items() if grad is not None}
+        needed = [name for name, leaf in leaves.items() if leaf.requires_grad]
+        found = torch.autograd.grad(
+            [output for name, output in results.items() if name in reached and output is not None],
+            [leaves[name] for name in needed],
+            [reached[name] for name in results if name in reached],
+            allow_unused=True,
+        )
+        by_name = dict(zip(needed, found, strict=True))
+        return tuple([by_name.get(name) for name in operator.inputs])
+
+    return kernel
+
+
+def replaces_kernels(tensor: Any) -> bool:
+    """Whether a tensor is on a CUDA device on which the native kernels cannot run."""
+    return isinstance(tensor, Tensor) and tensor.is_cuda and not has_kernels(tensor.device)
+
+
+def _after_chain(given: dict[str, Any]) -> Tensor:
+    """The state to which the rewrites of a chain lead."""
+    state: Tensor = given.get("state", next(iter(given.values())))
+    links: Sequence[Tensor] = given.get("chain") or ()
+    for direction, value, gate, _ in zip(*[iter(links)] * 4, strict=True):
+        state = reference.rewrite(
+            state, direction, value, gate, eps_k=given["eps_k"], erase=ERASE[given["erase"]]
+        )
+    return state
+
+
+_READ = (
+    *("compress", "norm_weight", "norm_eps", "gate_weight", "gate_bias"),
+    *("value_weight", "value_bias", "value_scale", "context_dtype", "document_starts"),
+)
+
+
+def _rewrite(given: Any) -> dict[str, Tensor | None]:
     state = reference.rewrite(
         given.state,
         given.direction,
@@ -36,31 +114,23 @@ def _rewrite(given: Any) -> tuple[Tensor]:
         eps_k=given.eps_k,
         erase=ERASE[given.erase],
     )
-    return (state,)
+    return {"new_state": state}
 
 
-def _read(given: Any, state: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    parameters = {name: getattr(given, name) for name in _READ}
-    found = reference.read(
-        given.state if state is None else state,
-        **parameters,
-        value_from="compressed" if given.value_from_compressed else "context",
-        context_dtype=given.context_dtype,
-    )
-    return found[:3]
+def _read_of(given: Any, state: Tensor, **changes: Any) -> dict[str, Tensor | None]:
+    parameters = {name: getattr(given, name) for name in _READ} | changes
+    value_from = "compressed" if given.value_from_compressed else "context"
+    result = reference.read(state, **parameters, value_from=value_from)
+    return {"context": result.context, "new_value": result.value, "new_gate": result.gate}
 
 
-def _rewrite_read(given: Any) -> tuple[Tensor | None, ...]:
-    (new_state,) = _rewrite(given)
-    return (new_state, None, *_read(given, new_state))
-
-
-def _cached_read(given: Any, state: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    """A read of x, to which the tokens before these have added; and what these leave."""
-    state, compress = given.state if state is None else state, given.compress
-    if compress is None or compress.ndim < 3 or compress.shape[2] == 1:
-        return (*_read(given, state), None)
-    taps, time = compress.shape[2], state.shape[-3]
+def _read(given: Any, new_state: Tensor | None = None) -> dict[str, Tensor | None]:
+    state, compress = given.state if new_state is None else new_state, given.compress
+    taps = compress.shape[2] if compress is not None and compress.ndim == 3 else 1
+    if given.saves or taps == 1 or state.shape[-3] == 0:
+        return _read_of(given, state)
+    # A read of x, to which the tokens before these have added, and what these leave.
+    time = state.shape[-3]
     padding = state.new_zeros(*state.shape[:-3], taps - 1, *state.shape[-2:])
     starts = given.document_starts
     longer = reference.read(
@@ -71,65 +141,49 @@ def _cached_read(given: Any, state: Tensor | None = None) -> tuple[Tensor | None
     ).context
     if given.pending is not None:
         pending = given.pending
-        if starts is not None:  # the first document goes on until another starts
+        if starts is not None:  # the first document continues until another starts
             ended = F.pad(starts, (0, taps - 1)).cummax(-1).values[..., : taps - 1]
             pending = pending.masked_fill(ended.unsqueeze(-1), 0)
         longer[..., : taps - 1, :] += pending
     x = longer[..., :time, :].to(state.dtype).unsqueeze(-1)
-    only = given._replace(compress=None, document_starts=None)
-    return (*_read(only, x), longer[..., time:, :].clone())
+    results = _read_of(given, x, compress=None, document_starts=None)
+    return results | {"new_pending": longer[..., time:, :].clone()}
 
 
-def _cached_rewrite_read(given: Any) -> tuple[Tensor | None, ...]:
-    (new_state,) = _rewrite(given)
-    return (new_state, *_cached_read(given, new_state))
+def _rewrite_read(given: Any) -> dict[str, Tensor | None]:
+    new_state = _rewrite(given)["new_state"]
+    return {"new_state": new_state, **_read(given, new_state)}
 
 
-def _expand(given: Any) -> Tensor:
-    return reference.expand(
-        given.x,
-        given.weight,
-        value_channels=given.value_channels,
-        document_starts=given.document_starts,
-    )
-
-
-def _cached_expand(given: Any) -> tuple[Tensor, Tensor | None]:
-    x, weight, m = given.x, given.weight, given.value_channels
+def _expand(given: Any) -> dict[str, Tensor | None]:
+    x, weight, m, starts = given.x, given.weight, given.value_channels, given.document_starts
     taps = 1 if weight is None else weight.shape[2]
-    if taps == 1:
-        return reference.expand(x, weight, value_channels=m), None
+    if given.saves or taps == 1 or x.shape[-2] == 0:
+        return {"state": reference.expand(x, weight, value_channels=m, document_starts=starts)}
     before = given.before
     if before is None:
         before = x.new_zeros(*x.shape[:-2], taps - 1, x.shape[-1])
-    joined, starts = torch.cat((before, x), dim=-2), given.document_starts
+    joined = torch.cat((before, x), dim=-2)
     if starts is not None:
         starts = F.pad(starts, (taps - 1, 0))
     state = reference.expand(joined, weight, value_channels=m, document_starts=starts)
     new_before = joined[..., x.shape[-2] :, :].clone()
-    if starts is not None:  # only the last document goes on
+    if starts is not None:  # only the last document continues
         later = F.pad(starts, (0, 1))[..., x.shape[-2] + 1 :]
         ended = later.flip(-1).cummax(-1).values.flip(-1)
         new_before.masked_fill_(ended.unsqueeze(-1), 0)
-    return state[..., taps - 1 :, :, :].contiguous(), new_before
+    return {"state": state[..., taps - 1 :, :, :].contiguous(), "new_before": new_before}
 
 
-_PLAIN: dict[str, Callable[[Any], Any]] = {
+def _delta_rule(given: Any) -> dict[str, Tensor | None]:
+    y, final_state = chunked.delta_rule(given)
+    return {"y": y, "final_state": final_state}
+
+
+_PLAIN: dict[str, Callable[[Any], dict[str, Tensor | None]]] = {
     "rewrite": _rewrite,
     "read": _read,
     "rewrite_read": _rewrite_read,
     "expand": _expand,
-    "cached_read": _cached_read,
-    "cached_rewrite_read": _cached_rewrite_read,
-    "cached_expand": _cached_expand,
-    "delta_rule": chunked.delta_rule,
+    "delta_rule": _delta_rule,
 }
-
-
-def run_plain(operator: Operator, given: Any) -> Any:
-    """Return the operator's outputs, None for those without gradients."""
-    CHECKS[operator.name](given)
-    outputs = _PLAIN[operator.name](given)
-    if not isinstance(outputs, tuple):
-        return outputs
-    return (*outputs, *[None] * (len(operator.outputs) - len(outputs)))

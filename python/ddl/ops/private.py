@@ -11,47 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-# Skips autograd in calls that record nothing, and in calls from an autograd.Function. Every torch
-# that is supported has it.
-below_autograd: Any = torch._C._AutoDispatchBelowAutograd
-
-
-def _requires_grad(*values: Any) -> bool:
-    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
-
-
-# Asks all arguments in one call. Without it: one after the other.
-any_requires_grad: Callable[..., bool] = getattr(torch._C, "_any_requires_grad", _requires_grad)
-
-
-# True inside torch.func.grad, vmap and others, which the operators refuse: vmap would fail with a
-# message about batching rules. Without it that message stays.
-in_transform: Callable[[], bool] = getattr(
-    torch._C, "_are_functorch_transforms_active", lambda: False
-)
-
-
-def forward_mode_level() -> int:
-    """The level of forward-mode differentiation, −1 outside: no tensor has a tangent there.
-
-    Without the name: 0, and each tensor is looked at.
-    """
-    return getattr(forward_ad, "_current_level", 0)
-
-
-def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """The `apply` of an autograd.Function without torch's checks for transforms in Python.
-
-    They cost 4 µs a call, and the operators have checked. Without it: the usual `apply`.
-    """
-    return getattr(super(torch.autograd.Function, function), "apply", function.apply)
-
-
-def entry_of(overload: Any) -> Callable[..., Any]:
-    """The function that an operator's overload calls: a Python call less. Else the overload."""
-    return getattr(overload, "_op", overload)
+from ddl.results import Write
 
 
 def has_kernel(name: str, key: str) -> bool:
@@ -73,18 +34,18 @@ def is_traced_for_compile(tensor: Tensor) -> bool:
     return functional_tensor is not None and isinstance(tensor, functional_tensor)
 
 
-def waited(tensor: Tensor) -> Tensor:
-    """The result of a collective behind the wrapper in which torch may return it.
+def waited(write: Write) -> Write:
+    """The write with its direction, if it is the result of a collective, without the wrapper in
+    which torch may return it.
 
     The dispatcher looks for such wrappers among arguments, but not in an optional list. Without the
-    class: the tensor, and a chain of rewrites that has one is refused.
+    class: the write, and a chain of rewrites that has a wrapper is refused.
     """
     module = sys.modules.get("torch.distributed._functional_collectives")
     wrapper = getattr(module, "AsyncCollectiveTensor", None)
-    if wrapper is None or not isinstance(tensor, wrapper):
-        return tensor
-    result: Tensor = tensor.trigger_wait()
-    return result
+    if wrapper is None or not isinstance(write.direction, wrapper):
+        return write
+    return write._replace(direction=write.direction.trigger_wait())
 
 
 def allow_inductor_fallback(*names: str) -> None:

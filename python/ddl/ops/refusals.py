@@ -1,35 +1,100 @@
-"""The exceptions of a refused call.
+"""What is said of a call that torch or native code refused, after the fact: a call that succeeds
+pays nothing.
 
 Native code refuses by a C++ exception, which torch turns into a RuntimeError with its sentence. The
-type that belongs to it is found here, after the fact: a call that succeeds pays nothing.
+type that belongs to it is found here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
 from ddl import _native
 
-from .arguments import CHECKS
+from .checks import check_is_dense
 from .declarations import Operator
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def check(operator: Operator, values: Sequence[Any]) -> None:
+    """Check a call's arguments without their data.
+
+    ValueError for a shape, device or number, TypeError for a dtype or layout. Symbolic sizes are
+    not checked: native code would fix their values.
+    """
+    for name, value in zip(operator.names, values, strict=True):
+        if name in operator.tensors and (value is not None or name not in operator.optional):
+            check_is_dense(name, value)
+    if not any(map(_is_symbolic, values)):
+        _native.check(operator.name, [_described(value) for value in values])
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_is_symbolic, value))
+    if isinstance(value, Tensor):
+        return any(isinstance(size, SYMBOLIC) for size in value.shape)
+    return isinstance(value, SYMBOLIC)
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, (list, tuple)):
+        return [_described(tensor) for tensor in value]
+    if not isinstance(value, Tensor):
+        return value
+    return list(value.shape), str(value.dtype).removeprefix("torch."), str(value.device)
 
 
 def raise_refusal(operator: Operator, values: tuple[Any, ...], error: Exception) -> NoReturn:
     """Raise what belongs to `error`, which torch raised in a call of `operator`.
 
-    If a check finds an argument at fault: ValueError for a shape, device or number, TypeError for a
-    dtype or layout. Else what native code refused by, or torch's own exception if it is out of
-    memory, or `error` itself.
+    That is what native code refused the call by, torch's own exception if it is out of memory, what
+    the check of the arguments says, or `error` itself.
     """
+    if isinstance(error, RuntimeError):
+        _refuse_transforms(operator, values, error)
     refusal = _native.take_refusal(str(error))
-    if check := CHECKS.get(operator.name):
-        check(operator.Arguments(*values))
     if refusal is None:
+        check(operator, values)
         raise error
     exception, memory = refusal
+    if isinstance(exception, (TypeError, ValueError)):
+        check(operator, values)  # it knows the names of torch's dtypes and devices
     if memory is not None:
         size, device = memory
         torch.empty(min(size, 2**63 - 1), dtype=torch.uint8, device=device)  # raises torch's own
     raise exception from None
+
+
+def _refuse_transforms(operator: Operator, values: Sequence[Any], error: RuntimeError) -> None:
+    """Raise NotImplementedError if torch's exception is about a transform of an operator."""
+    if "functorch transforms" in str(error):
+        refuse_transforms()
+    if isinstance(error, NotImplementedError):
+        refuse_tangents(operator, values)
+
+
+def refuse_transforms(*_: Any, **__: Any) -> NoReturn:
+    """Raise NotImplementedError: the implementation of all operators under torch.func."""
+    raise NotImplementedError(
+        "the fused operators must be called outside of torch.func transforms "
+        "(vmap, grad, vjp, jvp, …), got a call inside one: use `ddl.reference` there"
+    )
+
+
+def refuse_tangents(operator: Operator, values: Sequence[Any]) -> None:
+    """Raise NotImplementedError for a tensor with a forward-mode tangent."""
+    for name, value in zip(operator.names, values, strict=True):
+        if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise NotImplementedError(
+                f"`{name}` must come without a forward-mode tangent, got a dual tensor: the fused "
+                "operators have reverse-mode derivatives only, use `ddl.reference`"
+            )

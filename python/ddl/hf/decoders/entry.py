@@ -17,8 +17,7 @@ from ddl.nn.expand import Expand
 from ddl.nn.history import History
 from ddl.nn.padding import without_padding
 from ddl.nn.read import Read
-from ddl.nn.reading import expanded, read_from
-from ddl.nn.stream import as_stream, first_chain
+from ddl.nn.trunk import as_stream, first_chain, opened, read_from
 from ddl.ops.checks import gate_dtype
 from ddl.options import StreamDtype
 from ddl.results import Chain
@@ -119,7 +118,7 @@ class Entry:
             share = anneal.share(gate_dtype(x))
         within = Pass(history, *tokens, share)
         expand = require_exact_type("expand", self.first.expand, Expand)
-        state = expanded(expand, x, within.slot("expand"), tokens.document_starts)
+        state = opened(expand, x, tokens.document_starts, within.slot("expand"))
         return Stream(state, within, chain=self._chain(state, share))
 
     def _chain(self, state: Tensor, share: Tensor | None) -> Chain | None:
@@ -154,7 +153,7 @@ class Entry:
                 "`output_hidden_states` must be false with a cache if reads take several tokens, "
                 "got true"
             )
-        return read_from(found.tensor(), parameters, None, found.within.document_starts)[0]
+        return read_from(found.tensor(), parameters, found.within.document_starts).context
 
 
 def tokens_of(given: dict[str, Any]) -> Tokens:

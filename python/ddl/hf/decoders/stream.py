@@ -23,8 +23,8 @@ from ddl.nn.history import History
 from ddl.nn.linear import form_parameters
 from ddl.nn.padding import without_padding
 from ddl.nn.read import Read
-from ddl.nn.reading import read_from, rewritten_and_read
 from ddl.nn.residual import DeltaResidual
+from ddl.nn.trunk import read_from, rewritten
 from ddl.ops.private import register_tensors_of
 from ddl.results import Chain, Write
 
@@ -206,13 +206,12 @@ class Stream:
             return self.tensor().squeeze(-1)
         parameters, starts = read.raw(self.state), self.within.document_starts
         if self.write is None:
-            x, _, _ = read_from(self.state, parameters, slot, starts)
-        else:
-            self.state, (x, _, _), self.chain = rewritten_and_read(
-                *(self.state, self.write, parameters, slot), chain=self.chain, starts=starts
-            )
-            self.write, self.parts = None, Parts(self)
-        return x
+            return read_from(self.state, parameters, starts, slot).context
+        result, self.chain = rewritten(
+            self.state, self.write, parameters, starts, chain=self.chain, slot=slot
+        )
+        self.state, self.write, self.parts = result.state, None, Parts(self)
+        return result.context
 
     def plus(self, written: Tensor) -> Stream:
         """The stream after the rewrite that a sublayer's output F(h) (B, T, d) writes."""

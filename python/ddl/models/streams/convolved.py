@@ -14,19 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddl import functional
 from ddl.nn.additions import AddingStream, Addition
 from ddl.nn.checks import require_exact_type, require_own_forward
+from ddl.nn.convolution import Slot
 from ddl.nn.history import History
 from ddl.nn.linear import form_parameters
 from ddl.nn.padding import without_padding
 from ddl.nn.read import Read, make_reads
+from ddl.nn.trunk import read_from
 from ddl.ops.checks import autocast_dtype
+from ddl.results import ReadParameters
 
 __all__ = ["ConvolvedStream"]
-
-# Of a read: (state, pending, document_starts) → (context, value, gate, pending).
-CachedRead = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, ...]]
 
 
 class ConvolvedStream(AddingStream):
@@ -99,16 +98,11 @@ class ConvolvedStream(AddingStream):
             return lambda index, x: every[index](x, document_starts=document_starts)
         history.begin(like.dtype)
         key = (id(self), torch.compiler.is_compiling(), like.dtype, autocast_dtype(like))
-        cached = history.resolved(key, lambda: self._cached_reads(like))
+        parameters = history.resolved(key, lambda: self._read_parameters(like))
 
         def read(index: int, x: Tensor) -> Tensor:
-            step, looks_back = cached[index]
-            if not looks_back:
-                return step(x.unsqueeze(-1), None, None)[0]
-            name = f"reads.{index}"
-            context, _, _, pending = step(x.unsqueeze(-1), history.get(name), document_starts)
-            history.set(name, pending)
-            return context
+            slot = Slot(history, f"reads.{index}")
+            return read_from(x.unsqueeze(-1), parameters[index], document_starts, slot).context
 
         return read
 
@@ -116,13 +110,11 @@ class ConvolvedStream(AddingStream):
         yield from ((f"reads[{index}]", read) for index, read in enumerate(self.reads))
         yield "readout", self.readout
 
-    def _cached_reads(self, like: Tensor) -> list[tuple[CachedRead, bool]]:
-        """The cached step of every read, and whether it looks at earlier tokens."""
-        found = []
+    def _read_parameters(self, like: Tensor) -> list[ReadParameters]:
+        """The parameters of every read."""
+        dtype, parameters = autocast_dtype(like), []
         for name, read in self._named_reads():
             read = require_exact_type(name, read, Read)
             form_parameters(read)
-            parameters = read.parameters_of(read.effective_weight())
-            step = functional.bind_cached_read(like, parameters)
-            found.append((step, read.kernel_size > 1))
-        return found
+            parameters.append(read.parameters_of(read.effective_weight(), dtype))
+        return parameters

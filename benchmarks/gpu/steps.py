@@ -26,7 +26,7 @@ from ddl.lab.bench.measure import MismatchError
 from ddl.lab.bench.traffic import boundary
 from ddl.lab.config import PRESETS
 from ddl.models import GPT
-from ddl.nn.stream import as_stream
+from ddl.nn.trunk import as_stream
 from ddl.options import spread_anchors
 from gpu.log import Line
 from gpu.ops import warm

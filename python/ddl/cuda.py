@@ -112,7 +112,8 @@ def _list_kernels(
     def list_and_run(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func.name().partition("::")
         if namespace == "ddl":
-            kernels.add(name, [described(argument) for argument in args])
+            operator = name.partition(".")[0]  # without the overload
+            kernels.add(operator, [described(argument) for argument in args])
         return func(*args, **(kwargs or {}))
 
     listing = type("Listing", (tools.dispatch_mode,), {"__torch_dispatch__": list_and_run})

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddl.ops import declarations, plain, private
+from ddl.ops import declarations, devices, plain, private
 from ddl.ops.checks import (
     autocast_dtype,
     check_context_dtype,
@@ -269,7 +269,7 @@ def delta_rule(
     needed = any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
     arguments = (*tensors, document_starts, scale, torch.is_grad_enabled() and needed)
     operator = declarations.delta_rule
-    if q.device.type in ("cpu", "meta"):
+    if q.device.type in devices.WITH_KERNELS:
         y, final_state, *_ = operator.call(*arguments)
         return DeltaRuleResult(y, final_state)
     if not torch.compiler.is_compiling():

@@ -84,6 +84,12 @@ impl Expand {
         Ok(self)
     }
 
+    /// Returns true for sequences without tokens.
+    #[cfg(feature = "python")]
+    pub fn leaves_nothing(&self) -> bool {
+        self.x.is_empty() && self.before_shape().is_some_and(|shape| !shape.contains(&0))
+    }
+
     /// Returns the shape of what these tokens leave for the next; None if an expansion stays within its token.
     pub fn before_shape(&self) -> Option<Vec<usize>> {
         let (taps, rank) = (self.taps(), self.x.shape.len());

@@ -21,7 +21,10 @@ impl RewriteRead {
             new_gate: shape(has(|read| read.gate_weight.is_some()), &self.next.and(&[])),
             compressed: shape(has(Read::over_time) && saves, &[d]),
             rstd: shape(has(|read| read.norm_eps.is_some()) && saves, &[]),
-            new_pending: self.pending_shape().filter(|_| self.cached),
+            // Sequences without tokens leave nothing.
+            new_pending: self
+                .pending_shape()
+                .filter(|shape| self.cached && (!self.state.is_empty() || shape.contains(&0))),
         }
     }
 }

@@ -104,10 +104,10 @@ impl RewriteRead {
     /// is left.
     #[cfg(feature = "python")]
     pub fn that_saves(self, saves: bool, pending: Option<Tensor>) -> Result<RewriteRead> {
-        match (saves || self.state.is_empty(), &pending) {
+        match (saves, &pending) {
+            (false, None) if self.state.is_empty() => Ok(RewriteRead { cached: true, ..self }),
             (false, _) => self.with_pending(pending),
             (true, None) => Ok(self),
-            (true, Some(_)) if !saves => self.with_pending(pending),
             (true, Some(_)) => {
                 Err(Error::Argument("`pending` must be None in a call that saves, got a tensor".into()))
             }

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::error::{Error, Result};
-use crate::tensor::{Device, Dtype, Tensor};
+use crate::tensor::{Device, Dtype, Tensor, dtypes_of};
 use crate::torch::dispatch::OPERATORS;
 use crate::torch::run::Run;
 use crate::torch::source::{Overwritten, Source, nothing};
@@ -57,7 +57,7 @@ impl<'py> Described<'py> {
             }
         };
         let Some(dtype) = dtype_named(&dtype) else {
-            let (expected, got) = ("float32, float64, bfloat16 or float16".into(), format!("torch.{dtype}"));
+            let (expected, got) = (dtypes_of(name), format!("torch.{dtype}"));
             self.refused.get_or_insert(Error::Dtype { name, expected, got });
             return nothing(name);
         };
@@ -141,7 +141,7 @@ impl Source for Described<'_> {
         let dtype: String = self.extracted(|dtype| dtype.extract())?;
         let known = dtype_named(&dtype);
         if known.is_none() {
-            let (expected, got) = ("float32, float64, bfloat16 or float16".into(), format!("torch.{dtype}"));
+            let (expected, got) = (dtypes_of(name), format!("torch.{dtype}"));
             self.refused.get_or_insert(Error::Dtype { name, expected, got });
         }
         known

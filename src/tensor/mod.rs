@@ -10,4 +10,6 @@ mod view;
 #[cfg(feature = "python")]
 pub use blocks::Block;
 pub use rows::{Rows, RowsMut, prefetch};
+#[cfg(feature = "torch")]
+pub use view::dtypes_of;
 pub use view::{Device, Dtype, Element, Tensor};

@@ -34,6 +34,15 @@ pub enum Dtype {
     Bool,
 }
 
+/// The dtypes that operators take, in a sentence.
+const ANY_NUMBER: &str = "float32, float64, bfloat16 or float16";
+
+/// Returns the dtypes that some operator takes for an argument, in a sentence.
+#[cfg(feature = "torch")]
+pub fn dtypes_of(name: &str) -> String {
+    if name == "document_starts" { Dtype::Bool.name().into() } else { ANY_NUMBER.into() }
+}
+
 impl Dtype {
     pub const ALL: [Dtype; 5] = [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16, Dtype::Bool];
     pub const NUMBERS: [Dtype; 4] = [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16];
@@ -215,6 +224,7 @@ impl Tensor {
             return Ok(());
         }
         let names: Vec<&str> = expected.iter().map(|dtype| dtype.name()).collect();
-        Err(Error::Dtype { name: self.name, expected: names.join(" or "), got: self.dtype.name().into() })
+        let expected = if expected == Dtype::NUMBERS { ANY_NUMBER.into() } else { names.join(" or ") };
+        Err(Error::Dtype { name: self.name, expected, got: self.dtype.name().into() })
     }
 }

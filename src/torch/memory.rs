@@ -2,7 +2,7 @@
 
 use super::shims::{Handle, Properties, shims};
 use crate::error::{Error, Result};
-use crate::tensor::{Device, Dtype, Tensor};
+use crate::tensor::{Device, Dtype, Tensor, dtypes_of};
 
 /// A handle of a torch tensor, given back when it is dropped.
 pub struct Owned(Handle);
@@ -64,7 +64,7 @@ impl Owned {
             return Err(Error::Kind { name, expected: "a tensor with memory behind it", got });
         };
         let Some(dtype) = dtype_of(dtype) else {
-            let expected = "float32, float64, bfloat16 or float16".into();
+            let expected = dtypes_of(name);
             return Err(Error::Dtype { name, expected, got: format!("torch's dtype number {dtype}") });
         };
         let device = match device_type {

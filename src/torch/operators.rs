@@ -165,7 +165,7 @@ pub fn expand(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     if saves && before.is_some() {
         return Err(Error::Argument("`before` must be None in a call that saves, got a tensor".into()));
     }
-    if saves || (before.is_none() && problem.x.is_empty()) {
+    if saves || (before.is_none() && problem.leaves_nothing()) {
         return execute::expand(&problem, false, run);
     }
     execute::expand(&problem.with_before(before)?, true, run)

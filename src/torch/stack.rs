@@ -5,7 +5,7 @@ use super::memory::{Owned, dtype_of};
 use super::shims::Handle;
 use super::source::{Overwritten, Source, nothing};
 use crate::error::{Error, Result};
-use crate::tensor::{Dtype, Tensor};
+use crate::tensor::{Dtype, Tensor, dtypes_of};
 
 /// The dispatcher's stack.
 pub struct Stack<'a> {
@@ -129,7 +129,7 @@ impl Source for Stack<'_> {
         let dtype = dtype_of(number);
         if dtype.is_none() {
             let got = format!("torch's dtype number {number}");
-            let expected = "float32, float64, bfloat16 or float16".into();
+            let expected = dtypes_of(name);
             self.refused.get_or_insert(Error::Dtype { name, expected, got });
         }
         dtype

@@ -382,7 +382,7 @@ def pieces(kernels: Path = KERNELS) -> None:
             given = read_arguments(4, 4)
             compare("rewrite_read", given, F64, eps_k=0.1, document_starts=starts)
     for marks in (None, starts):
-        given, name = test_cached.case(F32, 4, 4), "cached_rewrite_read"
+        given, name = test_cached.case(F32, 4, 4), "rewrite_read"
         with emulated(kernels=kernels, plan={"CHUNK": 3}):
             actual = test_cached.in_pieces(given, name, parts, marks)
         known = given if marks is None else given | {"document_starts": marks}

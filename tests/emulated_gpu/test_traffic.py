@@ -34,7 +34,10 @@ def counted() -> Iterator[Traffic]:
 
 
 def call(operator: Operator, **given: Any) -> dict[str, Tensor]:
-    """All outputs of an operator by name. Missing arguments are None or an empty list."""
+    """The outputs of an operator by name, without absent ones.
+
+    Missing arguments are None or an empty list.
+    """
     missing: dict[str, Any] = {
         name: [] if name in operator.lists else None for name in operator.names
     }
@@ -42,8 +45,8 @@ def call(operator: Operator, **given: Any) -> dict[str, Tensor]:
         missing["erase"] = 0
     arguments = operator.Arguments(**missing | given)
     with torch.no_grad():
-        outputs = getattr(torch.ops.ddl, operator.name)(*arguments)
-    return dict(zip(operator.outputs, outputs, strict=True))
+        outputs = zip(operator.outputs, operator.call(*arguments), strict=True)
+    return {name: output for name, output in outputs if output is not None}
 
 
 def rows(
@@ -66,11 +69,12 @@ def rows(
     } | {"eps_k": 0.1, "norm_eps": 1e-5, "value_from_compressed": False}
     stream = {"X": given["state"], "k": given["direction"]}
 
-    saved = call(declarations.rewrite_read, **given)
-    new_state, context, x = saved.pop("new_state"), saved.pop("context"), saved["compressed"]
-    forward = moved(**stream, **{"X'": new_state}, h=context, x=x)
+    saved = call(declarations.rewrite_read, **given, saves=True)
+    new_state, context = saved.pop("new_state"), saved.pop("context")
+    x = {"x": saved["compressed"]} if compress == "token" else {}
+    forward = moved(**stream, **{"X'": new_state}, h=context, **x)
 
-    backward = declarations.rewrite_read_backward
+    backward = declarations.rewrite_read.backward
     incoming = {
         f"grad_{name}": torch.ones_like(output)
         for name, output in {"new_state": new_state, "context": context, **saved}.items()
@@ -78,7 +82,7 @@ def rows(
     }
     wanted = (1 << len(backward.outputs)) - 1
     grads = call(backward, **given, **saved, **incoming, wanted=wanted)
-    passed = {"G": incoming["grad_new_state"], "dh": incoming["grad_context"], "x": x}
+    passed = {"G": incoming["grad_new_state"], "dh": incoming["grad_context"], **x}
     made = {"dX": grads["grad_state"], "dk": grads["grad_direction"]}
     return forward, moved(**stream, **passed, **made)
 

@@ -117,7 +117,7 @@ def test_histories_refuse_crops_that_they_have_no_inputs_for():
     with pytest.raises(ValueError, match=r"^`tokens` must be at most 2, got 3$"):
         History(crops=2).crop(3)
     starts, stream = torch.zeros(2, 4, dtype=torch.bool), make_stream(STREAMS["token"])
-    expected = r"^`history` must be one with crops=0 beside `document_starts`, got crops=2: "
+    expected = r"^`history` must be one with crops=0 for `document_starts`, got crops=2: "
     with torch.no_grad(), pytest.raises(ValueError, match=expected):
         stream(normal(2, 4, D), history=History(crops=2), document_starts=starts)
     mixer = DeltaMixer(8, 2).double()
@@ -172,10 +172,8 @@ def test_what_does_not_fit_is_refused():
 def test_a_history_resolves_the_parameters_once(monkeypatch):
     stream = make_stream({"value_channels": 2, "compress": "token"})
     calls = []
-    options = stream.parameters_of_calls
-    monkeypatch.setattr(
-        stream, "parameters_of_calls", lambda *given: calls.append(1) or options(*given)
-    )
+    resolved = stream.resolved
+    monkeypatch.setattr(stream, "resolved", lambda x: calls.append(1) or resolved(x))
     history, x = History(), normal(2, 6, D)
     pieces = [stream(piece, history=history) for piece in x.split(1, dim=1)]
     assert len(calls) == 1

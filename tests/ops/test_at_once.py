@@ -103,7 +103,7 @@ def test_the_number_of_threads_may_change_at_any_time() -> None:
 
 def test_every_thread_reads_its_own_refusal() -> None:
     """Native code refuses in the middle of calls of other threads that succeed, or are refused."""
-    entry = torch.ops.ddl.rewrite.default
+    kernel = torch.ops.ddl.rewrite.kernel
     state, k, v = torch.ones(2, 8, 2), torch.ones(2, 8), torch.ones(2, 2)
 
     def call(index: int) -> list[str]:
@@ -111,8 +111,8 @@ def test_every_thread_reads_its_own_refusal() -> None:
         gate, sentences = torch.ones(2 if index % 4 == 0 else 2 + index), []
         for _ in range(200):
             try:
-                with torch._C._AutoDispatchBelowAutograd():
-                    entry(state, k, v, gate, 0.1, 0)
+                with torch.no_grad():
+                    kernel(state, k, v, gate, 0.1, 0, False)
             except RuntimeError as error:
                 sentences.append(str(error).partition("\n")[0])
             try:

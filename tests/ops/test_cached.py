@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from ddl import functional
-from ddl.ops import declarations, plain
-from ddl.results import ReadParameters
+from ddl.results import ReadParameters, Write
+from tests.ops.test_ops_torch import positional
 from tests.support.emulated_device import emulated, needs_emulator
 from tests.support.helpers import present
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
+from tests.support.plain_operators import run_plain
 from tests.support.tolerances import compute_dtype
 
 TIME, D = 11, 24
 REWRITE = ("direction", "value", "gate")
-NAMES = ["cached_read", "cached_rewrite_read"]
+NAMES = ["read", "rewrite_read"]
 DTYPES = pytest.mark.parametrize("dtype", [F64, F32, BF16, F16], ids=str)
 READS = pytest.mark.parametrize(
     ("m", "taps"), [(1, None), (4, 0), (1, 3), (2, 4), (4, 4), (3, 7), (4, 1), (2, 20)]
@@ -42,25 +43,35 @@ def case(dtype: torch.dtype, m: int, taps: int | None, batch: int = 3) -> dict[s
 
 def whole(given: dict[str, Any], name: str) -> tuple[Tensor, ...]:
     options = {n: x for n, x in given.items() if n not in (*REWRITE, "state")}
-    if name == "cached_read":
+    if name == "read":
         return tuple(present(functional.read(given["state"], **options)))
     rewrite = [given[n] for n in REWRITE]
     return tuple(present(functional.rewrite_read(given["state"], *rewrite, eps_k=0.1, **options)))
 
 
-def bound(given: dict[str, Any], name: str) -> Any:
+def continuing(given: dict[str, Any], name: str) -> Any:
+    """A call with the tensors of some tokens, what past ones left, and the starts of documents."""
     options = {n: x for n, x in given.items() if n not in (*REWRITE, "state")}
-    if name == "cached_read":
-        return functional.bind_cached_read(given["state"], ReadParameters(**options))
-    return functional.bind_cached_step(given["state"], 0.1, "tied", ReadParameters(**options))
+    read = ReadParameters(**options)
+
+    def call(*tensors: Any) -> tuple[Any, ...]:
+        state, *rewrite, pending, starts = tensors
+        past: dict[str, Any] = {"pending": pending, "continues": True}
+        if name == "read":
+            result, left = functional.read_with(state, read, starts, **past)
+        else:
+            result, left = functional.step(state, Write(*rewrite, 0.1), read, starts, **past)
+        return (*result, left)
+
+    return call
 
 
 def in_pieces(
     given: dict[str, Any], name: str, pieces: list[int], starts: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """starts: which tokens start a document."""
-    call, pending, outputs = bound(given, name), None, []
-    along_time = ["state"] if name == "cached_read" else ["state", *REWRITE]
+    call, pending, outputs = continuing(given, name), None, []
+    along_time = ["state"] if name == "read" else ["state", *REWRITE]
     for first, length in zip(itertools.accumulate([0, *pieces]), pieces, strict=False):
         tensors = [given[n][:, first : first + length] for n in along_time]
         own = None if starts is None else starts[:, first : first + length]
@@ -102,11 +113,11 @@ def test_an_absent_output_is_none(where, absent, name, m, taps, monkeypatch):
     options = {n: None if n.startswith(tuple(f"{a}_" for a in absent)) else x
                for n, x in given.items()}  # fmt: skip
     if where == "without kernels":
-        monkeypatch.setattr("ddl.ops.operators.has_kernels", lambda _: False)
-    tensors = [given["state"], *(given[n] for n in REWRITE if name != "cached_read"), None, None]
+        run_plain(monkeypatch)
+    tensors = [given["state"], *(given[n] for n in REWRITE if name != "read"), None, None]
 
     def step() -> Any:
-        return bound(options, name)(*tensors)
+        return continuing(options, name)(*tensors)
 
     step = torch.compile(step, backend="eager", fullgraph=True) if where == "compiled" else step
     with torch.no_grad():
@@ -122,9 +133,7 @@ def test_many_sequences_and_long_pieces_are_split_among_threads():
         given = {n: x.repeat(1, 40, *(1,) * (x.ndim - 2)) if x.ndim > 1 and x.shape[1] == TIME
                  else x for n, x in case(F32, 8, 4, batch).items()}  # fmt: skip
         pieces = [40 * piece for piece in pieces] if batch < 40 else [1] * 40 * TIME
-        assert_same_bits(
-            in_pieces(given, "cached_rewrite_read", pieces), whole(given, "cached_rewrite_read")
-        )
+        assert_same_bits(in_pieces(given, "rewrite_read", pieces), whole(given, "rewrite_read"))
 
 
 @READS
@@ -133,15 +142,14 @@ def test_many_sequences_and_long_pieces_are_split_among_threads():
 def test_devices_without_kernels_read_pieces_too(name, pieces, m, taps, monkeypatch):
     given = case(F64, m, taps)
     expected = whole(given, name)
-    monkeypatch.setattr("ddl.ops.operators.has_kernels", lambda _: False)
+    run_plain(monkeypatch)
     for got, wanted in zip(in_pieces(given, name, pieces), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
-    assert plain._PLAIN.keys() >= set(NAMES)
 
 
 def test_what_is_left_is_the_sum_over_the_last_tokens():
     given = case(F64, 2, 4)
-    *_, pending = bound(given, "cached_read")(given["state"], None, None)
+    *_, pending = continuing(given, "read")(given["state"], None, None)
     state, weight = given["state"], given["compress"]
     for later in range(3):
         expected = sum(
@@ -189,10 +197,10 @@ def expansion(dtype: torch.dtype, m: int, taps: int | None) -> tuple[Tensor, Ten
 def expanded_in_pieces(
     x: Tensor, weight: Tensor | None, m: int, pieces: list[int], starts: Tensor | None = None
 ) -> Tensor:
-    call, before, states = functional.bind_cached_expand(x, weight, value_channels=m), None, []
+    before, states = None, []
     split = [None] * len(pieces) if starts is None else starts.split(pieces, dim=1)
     for piece, own in zip(x.split(pieces, dim=1), split, strict=True):
-        state, before = call(piece, before, own)
+        state, before = functional.expand_to(piece, weight, m, own, before=before, continues=True)
         states.append(state)
     return torch.cat(states, dim=1)
 
@@ -213,7 +221,7 @@ def test_pieces_are_expanded_as_the_whole_is(mode, pieces, m, taps, dtype):
 def test_devices_without_kernels_expand_pieces_too(pieces, m, taps, monkeypatch):
     x, weight = expansion(F64, m, taps)
     expected = functional.expand(x, weight, value_channels=m)
-    monkeypatch.setattr("ddl.ops.operators.has_kernels", lambda _: False)
+    run_plain(monkeypatch)
     actual = expanded_in_pieces(x, weight, m, pieces)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
@@ -235,8 +243,11 @@ def test_pieces_are_expanded_as_the_whole_is_on_a_gpu(plan, pieces, m, taps, dty
 def test_opcheck_of_the_expansion(m, taps):
     x, weight = expansion(F64, m, taps)
     before = torch.randn(3, taps - 1, D, dtype=F64) if taps and taps > 1 else None
-    for left in (None, before):
-        torch.library.opcheck(torch.ops.ddl.cached_expand.default, [x, weight, m, left, None])
+    with torch.no_grad():
+        for left in (None, before):
+            arguments = [x, weight, None, m, left, False]
+            torch.library.opcheck(torch.ops.ddl.expand.default, arguments)
+            torch.library.opcheck(torch.ops.ddl.expand.kernel, arguments)
 
 
 @pytest.mark.parametrize("home", ["cpu", "meta"])
@@ -246,28 +257,21 @@ def test_what_does_not_fit_an_expansion_is_refused(home):
     for given, left, error, sentence in (
         (x, before[:, 1:], ValueError, "`before` must have shape (3, 3, 24), got (3, 2, 24)"),
         (x, before.float(), TypeError, "`before` must have dtype torch.float64, got torch.f"),
-        (x[:, :0], None, ValueError, "`x` must have shape with at least one token, got (3, 0, 24"),
+        (x[:, :0], before, ValueError, "`x` must have shape with at least one token, got (3, 0, "),
     ):
         left = None if left is None else left.to(home)
         for mode in (torch.no_grad, torch.inference_mode):
-            call = functional.bind_cached_expand(given, weight.to(home), value_channels=2)
             with mode(), pytest.raises(error) as refusal:
-                call(given.to(home), left, None)
+                functional.expand_to(
+                    given.to(home), weight.to(home), 2, before=left, continues=True
+                )
             assert str(refusal.value).startswith(sentence)
-    repeat = functional.bind_cached_expand(x, None, value_channels=2)
     sentence = "^`before` must be left out for an expansion within a token, got a tensor$"
     with pytest.raises(ValueError, match=sentence):
-        repeat(x, before, None)
+        functional.expand_to(x, None, 2, before=before, continues=True)
 
 
 # --- torch, and what does not fit -----------------------------------------------------------------
-
-
-def positional(name: str, given: dict[str, Any], pending: Tensor | None) -> list[Any]:
-    known = given | {"eps_k": 0.1, "norm_eps": 1e-5, "value_from_compressed": False}
-    known |= {"erase": 0}
-    names = getattr(declarations, name).names
-    return [pending if n == "pending" else known.get(n) for n in names]
 
 
 @pytest.mark.table(1)
@@ -276,9 +280,11 @@ def positional(name: str, given: dict[str, Any], pending: Tensor | None) -> list
 def test_opcheck(name, m, taps):
     given = case(F64, m, taps)
     pending = torch.randn(3, taps - 1, D, dtype=F64) if taps and taps > 1 else None
-    operator = getattr(torch.ops.ddl, name).default
     for left in (None, pending):
-        torch.library.opcheck(operator, positional(name, given, left))
+        arguments = positional(name, given | {"pending": left, "saves": False})
+        with torch.no_grad():
+            torch.library.opcheck(getattr(torch.ops.ddl, name).default, arguments)
+            torch.library.opcheck(getattr(torch.ops.ddl, name).kernel, arguments)
 
 
 @pytest.mark.parametrize("home", ["cpu", "meta"])
@@ -292,13 +298,18 @@ def test_what_does_not_fit_is_refused(name, home):
         ({}, pending[1:], ValueError, "`pending` must have shape (3, 3, 24), got (2, 3, 24)"),
         ({}, pending.float(), TypeError, "`pending` must have dtype torch.float64, got torch.f"),
         (within, pending, ValueError, "`pending` must be left out for a read within a token, got"),
-        (empty, None, ValueError, "`state` must have shape with at least one token, got (3, 0, 24"),
+        (
+            empty,
+            pending,
+            ValueError,
+            "`state` must have shape with at least one token, got (3, 0",
+        ),
     ):
         given = {n: x.to(home) for n, x in (case(F64, 2, 4) | change).items()}
-        tensors = [given[n] for n in (["state"] if name == "cached_read" else ["state", *REWRITE])]
+        tensors = [given[n] for n in (["state"] if name == "read" else ["state", *REWRITE])]
         for mode in (torch.no_grad, torch.inference_mode):
             with mode(), pytest.raises(error) as refusal:
-                bound(given, name)(*tensors, None if left is None else left.to(home), None)
+                continuing(given, name)(*tensors, None if left is None else left.to(home), None)
             assert str(refusal.value).startswith(sentence)
 
 
@@ -306,7 +317,7 @@ def test_another_device_is_refused():
     given = case(F64, 2, 4)
     elsewhere = torch.zeros(3, 3, D, dtype=F64, device="meta")
     with pytest.raises(ValueError, match=r"^`pending` must be on cpu, got a tensor on meta$"):
-        bound(given, "cached_read")(given["state"], elsewhere, None)
+        continuing(given, "read")(given["state"], elsewhere, None)
 
 
 @pytest.mark.parametrize("name", NAMES)

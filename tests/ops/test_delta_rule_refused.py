@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -108,6 +109,7 @@ def test_what_is_no_dense_tensor(argument: str) -> None:
         call_function("delta_rule", arguments("delta_rule", {argument: sparse}))
 
 
+@torch.no_grad()
 def test_what_a_backward_is_not_given() -> None:
     """Native code checks what the forward saved, too."""
     given = arguments("delta_rule", {})
@@ -116,12 +118,21 @@ def test_what_a_backward_is_not_given() -> None:
     values = [(given | {"saves": True}).get(name) for name in names]
     y, state, errors, states = forward(*values)
     backward = torch.ops.ddl.delta_rule_backward
-    backward(y, state, *values[:-1], errors, states)
-    with refused(ValueError, f"`errors` must have shape {tuple(errors.shape)}, got (1,)"):
-        backward(y, state, *values[:-1], zeros(1), states)
-    with refused(ValueError, f"`states` must have shape {tuple(states.shape)}, got (1,)"):
-        backward(y, state, *values[:-1], errors, zeros(1))
-    with refused(ValueError, f"`grad_y` must have shape {tuple(y.shape)}, got (1,)"):
-        backward(zeros(1), state, *values[:-1], errors, states)
-    with refused(TypeError, "`grad_y` must have dtype torch.float32, got torch.bfloat16"):
-        backward(y.to(BF16), state, *values[:-1], errors, states)
+    values = [*values[:-1], errors, states, -1]
+    backward(y, state, *values)
+    with pytest.raises(
+        RuntimeError, match=re.escape(f"`errors` must have shape {tuple(errors.shape)}, got (1,)")
+    ):
+        backward(y, state, *values[:-3], zeros(1), states, -1)
+    with pytest.raises(
+        RuntimeError, match=re.escape(f"`states` must have shape {tuple(states.shape)}, got (1,)")
+    ):
+        backward(y, state, *values[:-3], errors, zeros(1), -1)
+    with pytest.raises(
+        RuntimeError, match=re.escape(f"`grad_y` must have shape {tuple(y.shape)}, got (1,)")
+    ):
+        backward(zeros(1), state, *values)
+    with pytest.raises(
+        RuntimeError, match=r"`grad_y` must have dtype torch\.float32, got torch\.b"
+    ):
+        backward(y.to(BF16), state, *values)

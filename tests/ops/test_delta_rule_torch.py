@@ -39,9 +39,11 @@ def test_opcheck_of_the_backward(layout, g, state):
     arguments = positional(layout, g, state=state)
     arguments = [x.detach() if isinstance(x, Tensor) else x for x in arguments]
     y, final_state, errors, states = OP(*arguments)
-    given = [torch.randn_like(y), torch.randn_like(final_state), *arguments[:-1], errors, states]
-    torch.library.opcheck(BACKWARD, given)
-    torch.library.opcheck(BACKWARD, [None, *given[1:]])
+    grads = [torch.randn_like(y), torch.randn_like(final_state)]
+    given = [*grads, *arguments[:-1], errors, states, -1]
+    with torch.no_grad():
+        torch.library.opcheck(BACKWARD, given)
+        torch.library.opcheck(BACKWARD, [None, *given[1:]])
 
 
 @pytest.mark.parametrize(("layout", "g"), KINDS)
@@ -108,12 +110,12 @@ def test_autocast_changes_nothing():
 def test_nothing_is_saved_without_a_backward():
     given = problem("alike")
     found = OP(*positional("alike", "head", saves=False))
-    assert [x.numel() for x in found[2:]] == [0, 0]
+    assert found[2:] == (None, None)
     with torch.no_grad():
         functional.delta_rule(
             **{n: x.requires_grad_() if n in GATES else x for n, x in given.items()}
         )
-    with pytest.raises(ValueError, match=r"^`saves` must be True in a call that records gradients"):
+    with pytest.raises(ValueError, match=r"^a step with a cache must be called under torch.no_gr"):
         OP(*positional("alike", "head")[:-1], False)
 
 

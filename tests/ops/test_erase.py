@@ -111,12 +111,12 @@ def test_pieces_erase_as_the_whole_does(dtype, compress, rewrites):
     operands = [given.pop(n) for n in ("state", "direction", "value", "gate")]
     write, read = Write(*operands[1:], 0.1, "none"), ReadParameters(**given)
     whole, _ = functional.step(operands[0], write, read)
-    call = functional.bind_cached_step(operands[0], 0.1, write.erase, read)
     along_time = [t.split([4, 1, 1, 3], 1) for t in (*operands[:3], write.gate)]
     pending, pieces = None, []
     for part in zip(*along_time, strict=True):
-        *outputs, left = call(*part, pending, None)
-        pending = left if compress == "token" else None
+        piece = Write(*part[1:], 0.1, "none")
+        outputs, pending = functional.step(part[0], piece, read, pending=pending, continues=True)
+        assert (pending is not None) == (compress == "token")
         pieces.append(outputs)
     for got, wanted in zip(zip(*pieces, strict=True), whole, strict=True):
         assert torch.equal(torch.cat(got, 1), wanted)

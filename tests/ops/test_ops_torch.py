@@ -28,27 +28,23 @@ def leaves(
 
 def operator_arguments(name: str, m: int, compress: str, dtype: torch.dtype, **options):
     """Positional arguments of torch.ops.ddl.<name>."""
-    t = leaves(dtype, m, compress)
-    rewrite = (t["direction"], t["value"], t["gate"], 0.1, 0)
-    read = (
-        t["compress"], t["norm_weight"], options.get("norm_eps", 1e-5), t["gate_weight"],
-        t["gate_bias"], t["value_weight"], t["value_bias"], options.get("value_scale"),
-        options.get("value_from_compressed", False), None,
-    )  # fmt: skip
-    if name == "expand":
-        weight = torch.randn(6, m, 3, dtype=dtype, requires_grad=True)
-        x = t["state"].detach()[..., 0].requires_grad_()
-        return x, weight if compress == "token" else None, m, None
-    anchored: tuple[Any, Any] = (None, None)
-    if options.get("chained"):
-        link = [x.detach().clone() for x in rewrite[:3]]
-        link.append(torch.rand(*link[2].shape, 1 + m, dtype=link[2].dtype))
-        anchored = (t["state"].detach().clone(), [*link, *(x.clone() for x in link)])
-    return {
-        "rewrite": (t["state"], *rewrite),
-        "read": (t["state"], *read, None),
-        "rewrite_read": (t["state"], *rewrite, *read, *anchored, None),
-    }[name]
+    given: dict[str, Any] = leaves(dtype, m, compress)
+    if options.pop("chained", False):
+        link = [given[n].detach().clone() for n in ("direction", "value", "gate")]
+        link.append(torch.rand(link[2].numel() * (1 + m), dtype=link[2].dtype))
+        given["anchor"] = given["state"].detach().clone()
+        given["chain"] = [*link, *(x.clone() for x in link)]
+    if compress == "token":
+        given["weight"] = torch.randn(6, m, 3, dtype=dtype, requires_grad=True)
+    given |= {"x": given["state"].detach()[..., 0].requires_grad_(), "value_channels": m}
+    return positional(name, given | options)
+
+
+def positional(name: str, given: dict[str, Any]) -> tuple[Any, ...]:
+    """Positional arguments of torch.ops.ddl.<name> from some by name."""
+    defaults = {"eps_k": 0.1, "erase": 0, "norm_eps": 1e-5, "value_from_compressed": False}
+    known = defaults | {"saves": True} | given
+    return tuple(known.get(argument) for argument in getattr(declarations, name).names)
 
 
 ALL = (1 << 10) - 1
@@ -56,16 +52,13 @@ ALL = (1 << 10) - 1
 
 def backward_arguments(name: str, arguments: Sequence[Any], wanted: int = ALL) -> list[Any]:
     """Positional arguments of torch.ops.ddl.<name>_backward, after those of its forward."""
-    forward, backward = getattr(declarations, name), getattr(declarations, f"{name}_backward")
-    outputs = getattr(torch.ops.ddl, name)(*arguments)
-    outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-    made = dict(zip(forward.outputs, outputs, strict=True))
-    known = {f"grad_{output}": torch.randn_like(x) for output, x in made.items() if x.numel()}
+    forward = getattr(declarations, name)
+    made = dict(zip(forward.outputs, getattr(torch.ops.ddl, name)(*arguments), strict=True))
+    known = {f"grad_{o}": torch.randn_like(x) for o, x in made.items() if x is not None}
     known |= made | forward.Arguments(*arguments)._asdict() | {"wanted": wanted}
-    known["chain"] = known.get("chain") or []
-    if known["chain"]:
+    if known.get("chain"):
         known["state"] = known["anchor"]
-    return [known.get(argument) for argument in backward.names]
+    return [known.get(argument) for argument in forward.backward.names]
 
 
 @pytest.mark.table(1)
@@ -84,24 +77,19 @@ def test_opcheck_with_a_chain(m, compress):
     torch.library.opcheck(torch.ops.ddl.rewrite_read.default, given)
     detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in given]
     arguments = backward_arguments("rewrite_read", detached)
-    torch.library.opcheck(torch.ops.ddl.rewrite_read_backward.default, arguments)
-    torch.library.opcheck(torch.ops.ddl.rewrite_read_backward_.default, arguments)
+    with torch.no_grad():
+        torch.library.opcheck(torch.ops.ddl.rewrite_read_backward.default, arguments)
+        torch.library.opcheck(torch.ops.ddl.rewrite_read_backward_.default, arguments)
 
 
 @pytest.mark.parametrize("rewrites", [None, 2])
 def test_opcheck_of_what_erases_nothing(rewrites):
     t = inputs((2, 5), 6, 3, rewrites) | parameters(6, 3, "token", 3, rewrites)
-    write = (t["state"], t["direction"], t["value"], t["gate"], 0.1, ERASE.index("none"))
-    read = (
-        t["compress"], t["norm_weight"], 1e-5, t["gate_weight"], t["gate_bias"], t["value_weight"],
-        t["value_bias"], None, False, None,
-    )  # fmt: skip
-    for name, arguments in {
-        "rewrite": write,
-        "rewrite_read": (*write, *read, None, None, None),
-    }.items():
+    for name in ("rewrite", "rewrite_read"):
+        arguments = positional(name, t | {"erase": ERASE.index("none")})
         backward = getattr(torch.ops.ddl, f"{name}_backward").default
-        torch.library.opcheck(backward, backward_arguments(name, arguments))
+        with torch.no_grad():
+            torch.library.opcheck(backward, backward_arguments(name, arguments))
         leaves = [
             x.clone().requires_grad_() if isinstance(x, torch.Tensor) else x for x in arguments
         ]
@@ -118,7 +106,8 @@ def test_opcheck_of_the_backwards(name, m, compress):
     ]
     backward = getattr(torch.ops.ddl, f"{name}_backward").default
     for wanted in (ALL, 0b110101):
-        torch.library.opcheck(backward, backward_arguments(name, arguments, wanted))
+        with torch.no_grad():
+            torch.library.opcheck(backward, backward_arguments(name, arguments, wanted))
 
 
 @pytest.mark.table(1)
@@ -132,11 +121,7 @@ def test_gradcheck(name, m, compress, options):
 
     def differentiable(*arguments):
         outputs = getattr(torch.ops.ddl, name)(*arguments)
-        return (
-            outputs
-            if isinstance(outputs, torch.Tensor)
-            else [o for o in outputs if o.requires_grad]
-        )
+        return [o for o in outputs if o is not None and o.requires_grad]
 
     assert torch.autograd.gradcheck(differentiable, arguments)
 
@@ -275,8 +260,7 @@ def test_gradients_nobody_asked_for_cost_nothing_and_stay_none():
 @pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
 def test_double_backward_refuses(name):
     arguments = operator_arguments(name, 2, "token", F64)
-    outputs = getattr(torch.ops.ddl, name)(*arguments)
-    first = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+    first, *_ = getattr(torch.ops.ddl, name)(*arguments)
     (grad,) = torch.autograd.grad(first.square().sum(), arguments[0], create_graph=True)
     with pytest.raises(
         NotImplementedError, match=f"double backward of `ddl.{name}` must go through"
@@ -305,22 +289,21 @@ def test_forward_mode_refuses_within_what_is_compiled():
     """Without the error, torch.compile would trace the transform and return a tangent of zeros."""
     state, f = torch.randn(2, 5, 6, 2, dtype=F64), rewrite_of_state()
     compiled = torch.compile(lambda x: torch.func.jvp(f, (x,), (x,)), backend="eager")
-    with pytest.raises(
-        NotImplementedError, match="`state` must come without a forward-mode tangent"
-    ):
+    with pytest.raises(NotImplementedError, match=r"must be called outside of torch\.func"):
         compiled(state)
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
 @pytest.mark.parametrize("transform", [
     lambda f, x: torch.vmap(f)(torch.stack([x, x])),
     lambda f, x: torch.func.jvp(f, (x,), (x,)),
     lambda f, x: torch.func.vjp(f, x),
     lambda f, x: torch.func.jacrev(f)(x),
 ], ids=["vmap", "jvp", "vjp", "jacrev"])  # fmt: skip
-def test_functional_transforms_refuse(transform):
-    message = "must come without a forward-mode tangent|must be called outside of torch.func"
-    with pytest.raises(NotImplementedError, match=message):
+def test_functional_transforms_refuse(transform, mode):
+    message = "must be called outside of torch.func|must come without a forward-mode tangent"
+    with mode(), pytest.raises(NotImplementedError, match=message):
         transform(rewrite_of_state(), torch.randn(2, 5, 6, 2, dtype=F64))
 
 
@@ -329,11 +312,32 @@ def test_a_tangent_past_the_functional_forms_is_refused():
     sentence = "^`state` must come without a forward-mode tangent"
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(X, torch.ones_like(X))
-        with pytest.raises(NotImplementedError, match=sentence):
-            torch.ops.ddl.rewrite(dual, k, v, b, 0.1, 0)
-        torch.ops.ddl.rewrite(X, k, v, b, 0.1, 0)
-    with pytest.raises(NotImplementedError, match=sentence):
-        torch.func.jvp(lambda X: torch.ops.ddl.rewrite(X, k, v, b, 0.1, 0)[0], (X,), (X,))
+        for mode in (torch.enable_grad, torch.no_grad):
+            with mode(), pytest.raises(NotImplementedError, match=sentence):
+                torch.ops.ddl.rewrite(dual, k, v, b, 0.1, 0, True)
+        torch.ops.ddl.rewrite(X, k, v, b, 0.1, 0, True)
+    for mode in (torch.enable_grad, torch.no_grad):
+        with (
+            mode(),
+            pytest.raises(NotImplementedError, match=r"outside of torch\.func|without a f"),
+        ):
+            torch.func.jvp(lambda X: torch.ops.ddl.rewrite(X, k, v, b, 0.1, 0, True)[0], (X,), (X,))
+
+
+@pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
+def test_what_records_no_gradients_is_refused_where_they_are_recorded(name):
+    arguments = operator_arguments(name, 2, "token", F32)
+    detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+    backward = backward_arguments(name, detached)
+    kernel, derivative = (
+        getattr(torch.ops.ddl, name).kernel,
+        getattr(torch.ops.ddl, f"{name}_backward"),
+    )
+    for call, given in ((kernel, arguments), (derivative, backward)):
+        with torch.no_grad():
+            call(*given)
+        with pytest.raises(RuntimeError, match=r"must be called under torch.no_grad\(\), because"):
+            call(*given)
 
 
 # --- calls without redispatch --------------------------------------------------------------------
@@ -355,4 +359,4 @@ def test_a_mode_sees_the_operators():
     leaves = [t.requires_grad_() for t in inputs((2, 3), 8, 2).values()]
     with Seen() as seen:
         functional.rewrite(*leaves, eps_k=0.1).sum().backward()
-    assert {"ddl::rewrite", "ddl::rewrite_backward"} <= set(seen.names)
+    assert {"ddl::rewrite.kernel", "ddl::rewrite_backward"} <= set(seen.names)

@@ -23,7 +23,7 @@ calls = [
     lambda: functional.rewrite(wide, k, v, gate, eps_k=-1.0),
     lambda: functional.rewrite(state, k.long(), v, gate, eps_k=0.1),
     lambda: functional.read(state, compress=torch.zeros(4096, 4), value_bias=torch.zeros(4)),
-    lambda: torch.ops.ddl.expand(k, None, 0, None),
+    lambda: torch.ops.ddl.expand(k, None, None, 0, None, True),
 ]
 def resident():
     with open("/proc/self/statm") as pages:
@@ -76,21 +76,22 @@ def test_an_undefined_tensor_is_refused(capfd):
     with pytest.raises(TypeError, match=r"^`direction` must be a torch.T"):
         functional.rewrite(state, None, v, gate, eps_k=0.1)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="`direction` must be a tensor"):
-        torch.ops.ddl.rewrite(state, None, v, gate, 0.1, 0)
+        torch.ops.ddl.rewrite(state, None, v, gate, 0.1, 0, False)
     assert capfd.readouterr().err == "", "torch's shims print what fails in them"
 
 
+@torch.no_grad()
 def test_a_backward_checks_what_it_is_given():
     state, k, v, gate = inputs((2, 3), 4, 2).values()
-    grad, stats = torch.ones_like(state), torch.zeros(2, 3, 3, dtype=torch.float64)
+    grad, stats = torch.ones_like(state), torch.zeros(2 * 3 * 3, dtype=torch.float64)
     rewrite_backward = torch.ops.ddl.rewrite_backward
-    rewrite_backward(grad, state, k, v, gate, 0.1, 0, stats)
-    with pytest.raises(ValueError, match="`grad_new_state` must have shape"):
-        rewrite_backward(grad[:1], state, k, v, gate, 0.1, 0, stats)
-    with pytest.raises(TypeError, match="`grad_new_state` must have dtype"):
-        rewrite_backward(grad.float(), state, k, v, gate, 0.1, 0, stats)
-    with pytest.raises(ValueError, match="`stats` must have shape"):
-        rewrite_backward(grad, state, k, v, gate, 0.1, 0, stats[..., :2])
+    rewrite_backward(grad, state, k, v, gate, 0.1, 0, stats, -1)
+    with pytest.raises(RuntimeError, match="`grad_new_state` must have shape"):
+        rewrite_backward(grad[:1], state, k, v, gate, 0.1, 0, stats, -1)
+    with pytest.raises(RuntimeError, match="`grad_new_state` must have dtype"):
+        rewrite_backward(grad.float(), state, k, v, gate, 0.1, 0, stats, -1)
+    with pytest.raises(RuntimeError, match="`stats` must have shape"):
+        rewrite_backward(grad, state, k, v, gate, 0.1, 0, stats[:-1], -1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")

@@ -7,6 +7,7 @@ import torch
 
 from ddl import functional, reference
 from tests.ops.test_ops import compare
+from tests.ops.test_ops_torch import positional
 from tests.support.helpers import present
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
 from tests.support.refused_cases import refused
@@ -182,13 +183,5 @@ def test_what_does_not_fit_is_refused(change, sentence, device):
 @pytest.mark.parametrize("operator", ["rewrite", "rewrite_read", "read"])
 def test_torchs_own_checks(operator):
     tensors = inputs((2, 5), 8, 2, 3) | parameters(8, 2, "token", 2, 3)
-    names = [
-        argument.name for argument in getattr(torch.ops.ddl, operator).default._schema.arguments
-    ]
-    values = dict.fromkeys(names) | {
-        name: tensor.requires_grad_() for name, tensor in tensors.items() if name in names
-    }
-    values |= {"erase": 0} if "erase" in names else {}
-    values |= {"eps_k": 0.1} if "eps_k" in names else {}
-    values |= {"value_from_compressed": False, "norm_eps": 1e-5} if "norm_eps" in names else {}
-    torch.library.opcheck(getattr(torch.ops.ddl, operator).default, tuple(values.values()))
+    values = positional(operator, {n: tensor.requires_grad_() for n, tensor in tensors.items()})
+    torch.library.opcheck(getattr(torch.ops.ddl, operator).default, values)

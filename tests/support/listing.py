@@ -19,5 +19,6 @@ class Listing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func.name().partition("::")
         if namespace == "ddl":
-            self.warmup.add(name, [described(argument) for argument in args])
+            operator = name.partition(".")[0]  # without the overload
+            self.warmup.add(operator, [described(argument) for argument in args])
         return func(*args, **(kwargs or {}))

@@ -51,7 +51,7 @@ int32_t torch_library_impl(void* key, const char* name, Kernel kernel, uint64_t 
   if (strcmp(key, "CPU") != 0) return 0;
   int at = 0;
   while (kernels[at].name) ++at;
-  kernels[at].name = name;
+  kernels[at].name = strdup(name);
   kernels[at].kernel = kernel;
   return 0;
 }
@@ -79,7 +79,9 @@ void _ZdlPv(void* word) { delete_word(word); }
 
 int32_t torch_get_num_threads(uint32_t* threads) { return *threads = 2, 0; }
 
-int32_t aoti_torch_is_defined(Tensor* tensor, bool* defined) { return *defined = tensor != NULL, 0; }
+bool aoti_torch_grad_mode_is_enabled(void) { return true; }
+
+int32_t aoti_torch_is_defined(Tensor* tensor, bool* defined) { return *defined = tensor->data != NULL, 0; }
 int32_t aoti_torch_get_data_ptr(Tensor* tensor, void** data) { return *data = tensor->data, 0; }
 int32_t aoti_torch_get_dim(Tensor* tensor, int64_t* dim) { return *dim = tensor->dim, 0; }
 int32_t aoti_torch_get_sizes(Tensor* tensor, int64_t** sizes) { return *sizes = tensor->sizes, 0; }
@@ -87,6 +89,10 @@ int32_t aoti_torch_get_strides(Tensor* tensor, int64_t** strides) { return *stri
 int32_t aoti_torch_get_dtype(Tensor* tensor, int32_t* dtype) { return *dtype = tensor->dtype, 0; }
 int32_t aoti_torch_get_device_type(Tensor* tensor, int32_t* type) { return (void)tensor, *type = 0, 0; }
 int32_t aoti_torch_get_device_index(Tensor* tensor, int32_t* index) { return (void)tensor, *index = -1, 0; }
+
+int32_t aoti_torch_new_uninitialized_tensor(Tensor** made) {
+  return ++stand_in_tensors, *made = calloc(1, sizeof(Tensor)), 0;
+}
 
 int32_t aoti_torch_empty_strided(
     int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t type, int32_t index,

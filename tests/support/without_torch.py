@@ -4,7 +4,8 @@
 
 NATIVE is the extension and STAND_IN a build of stand_in_torch.c. The call is {"operator": name,
 "arguments": {name: value}}. A tensor is {"shape": …, "strides": …, "numbers": …}, and an argument
-that is left out is None. Prints the outputs, or the sentence that refuses the call.
+that is left out is None. Prints the outputs, None for an absent one, or the sentence that refuses
+the call.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import ctypes
 import importlib.util
 import json
 import sys
-from ctypes import byref, c_double, c_int64, c_uint64, c_void_p
+from ctypes import byref, c_bool, c_double, c_int64, c_uint64, c_void_p
 from typing import Any
 
 FLOAT32 = 6  # torch's number
@@ -25,6 +26,12 @@ def load(path: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def is_defined(torch: ctypes.CDLL, tensor: int) -> bool:
+    defined = c_bool()
+    torch.aoti_torch_is_defined(c_void_p(tensor), byref(defined))
+    return defined.value
 
 
 def numbers_of(torch: ctypes.CDLL, tensor: int) -> ctypes.Array[ctypes.c_float]:
@@ -86,7 +93,8 @@ def main() -> None:
         done[name] = c_int64.in_dll(torch, f"stand_in_{name}").value
     if not done["refusal"]:
         done["outputs"] = {
-            name: list(numbers_of(torch, stack[at])) for at, name in enumerate(outputs)
+            name: list(numbers_of(torch, stack[at])) if is_defined(torch, stack[at]) else None
+            for at, name in enumerate(outputs)
         }
     print(json.dumps(done))
 

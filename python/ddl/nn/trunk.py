@@ -98,15 +98,15 @@ def opened(
     """Expand x (B, T, d) to a state (B, T, d, m), also if m = 1."""
     form_parameters(expand)
     weight, m = expand.weight, expand.value_channels
-    if weight is None:
-        return x.unsqueeze(-1) if m == 1 else functional.expand_to(x, None, m)[0]
-    if slot is None or weight.shape[-1] == 1:
-        return functional.expand_to(x, weight, m, starts)[0]
+    if slot is None or weight is None or weight.shape[-1] == 1:
+        state: Tensor = expand(x, document_starts=starts)
+        return state.unsqueeze(-1) if m == 1 else state
 
     def expanded(x: Tensor, before: Tensor | None, starts: Tensor | None) -> Any:
         return functional.expand_to(x, weight, m, starts, before=before, continues=True)
 
-    state: Tensor = continued(slot, expanded, x, starts)
+    state = continued(slot, expanded, x, starts)
+    assert isinstance(state, Tensor)
     return state
 
 

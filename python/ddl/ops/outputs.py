@@ -36,7 +36,7 @@ def _stats(given: Any, *, read: bool = False) -> Tensor:
     if hasattr(given, "direction"):
         n = 1 if given.direction.ndim < given.state.ndim else given.direction.shape[-2]
         each = n * (1 + m) + n * (n - 1) // 2
-    numbers = math.prod(batch) * (each + (read and given.norm_eps is not None))
+    numbers = math.prod(batch) * (each + int(read and given.norm_eps is not None))
     return given.state.new_empty(numbers, dtype=gate_dtype(given.state))
 
 

@@ -5,7 +5,7 @@ The delta rule over time is not a loop there, but goes in chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,12 +51,12 @@ def backward(operator: Forward) -> Call:
     """Return the kernel of an operator's backward, which runs the forward again."""
 
     def kernel(*values: Any) -> Any:
-        check(operator.backward, values)
         given = dict(zip(operator.backward.names, values, strict=True))
         grads = {result: given[f"grad_{result}"] for result in operator.results}
         wanted = [given["wanted"] >> bit & 1 for bit in range(len(operator.inputs))]
-        with torch.no_grad():
-            given[operator.inputs[0]] = _after_chain(given)
+        if given.get("chain"):
+            with torch.no_grad():
+                given["state"] = _after_chain(given)
         with torch.enable_grad():
             leaves = {
                 name: given[name].detach().requires_grad_(bool(want))
@@ -90,9 +90,8 @@ def replaces_kernels(tensor: Any) -> bool:
 
 def _after_chain(given: dict[str, Any]) -> Tensor:
     """The state to which the rewrites of a chain lead."""
-    state: Tensor = given.get("state", next(iter(given.values())))
-    links: Sequence[Tensor] = given.get("chain") or ()
-    for direction, value, gate, _ in zip(*[iter(links)] * 4, strict=True):
+    state: Tensor = given["state"]
+    for direction, value, gate, _ in zip(*[iter(given["chain"])] * 4, strict=True):
         state = reference.rewrite(
             state, direction, value, gate, eps_k=given["eps_k"], erase=ERASE[given["erase"]]
         )

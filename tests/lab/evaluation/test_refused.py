@@ -327,3 +327,13 @@ def test_without_lm_eval(run: Path) -> None:
     assert done.returncode == 1
     expected = "ddl eval: `ddl eval` needs the `eval` extra: pip install 'ddl-rs[eval]'\n"
     assert done.stderr == expected
+
+
+def test_task_files_that_are_none(tmp_path: Path) -> None:
+    """lm-eval would wait for a writer."""
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder/task.yaml")
+    (tmp_path / "nowhere.yaml").symlink_to("nothing")
+    got = f"{tmp_path}/folder/task.yaml: it is a pipe, not a regular file"
+    with in_time(), pytest.raises(InputError, match=f"^`include_path` must have .*, got {got}$"):
+        tasks.index(["x"], tmp_path)

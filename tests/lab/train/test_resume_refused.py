@@ -253,6 +253,15 @@ def test_checkpoints_that_are_no_directory(stopped: TrainConfig) -> None:
     refused(stopped, sentence)
 
 
+def test_metrics_that_are_a_pipe(stopped: TrainConfig) -> None:
+    """It has no writer, so that opening it would wait for ever."""
+    file = stopped.directory / "metrics.jsonl"
+    file.unlink()
+    os.mkfifo(file)
+    with in_time():
+        refused(stopped, f"`{file}` must be lines of JSON with a step each, got [Errno 95] it is a")
+
+
 @pytest.mark.parametrize(
     ("content", "got"),
     [

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import declarations, private
 from .declarations import Forward
+from .refusals import raise_refusal
 
 Call = Callable[..., Any]
 Gradients = tuple[Tensor | None, ...]
@@ -87,7 +88,10 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
             # torch.compile traces this, and drops the copy if nothing else needs the gradient.
             first = first.clone(memory_format=torch.contiguous_format)
             return (first, *declarations.overwriting_backward.call(first, *arguments))
-        found: Gradients = backward_kernel(first, *arguments)
+        try:
+            found: Gradients = backward_kernel(first, *arguments)
+        except (RuntimeError, TypeError) as error:
+            raise_refusal(operator.backward, (first, *arguments), error)
         return found
 
     apply: Call = Derivative.apply

@@ -8,7 +8,6 @@ from enum import Enum
 from pathlib import Path
 
 from ddl.errors import InputError, first_line, reason_of
-from ddl.files import read_text
 
 CONFIG = "config.json"
 RUN_METRICS = "metrics.jsonl"  # every run of `ddl train` has one
@@ -24,37 +23,15 @@ WEIGHTS = (*WEIGHT_SUFFIXES, ".index.json")
 def at_home(path: str | Path, *, argument: str) -> Path:
     """The path, with `~` or `~user` at its beginning replaced by that home directory.
 
-    Raises InputError, which names the argument, if there is no such home directory, or if the text
-    is no path: empty, or with characters that no path may have.
+    Raises InputError, which names the argument, if there is no such directory, or no path.
     """
-    text = os.fspath(path)
-    if not (text and _is_encodable(text)):
-        raise InputError(argument, "be a path", repr(text))
     try:
+        if path == "":
+            raise InputError(argument, "be a path", "''")
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise InputError(
-            argument,
-            "begin with the ~ of a user whose home directory is known",
-            f"{path}: write the whole path",
-        ) from error
-
-
-def _is_encodable(text: str) -> bool:
-    """Whether the operating system can be given this text as a path."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
-def require_utf8(path: Path, *, argument: str) -> None:
-    """Raise InputError, which names the argument, for a path that safetensors, tokenizers or JSON
-    cannot have."""
-    try:
-        os.fsencode(path).decode("utf-8")
-    except UnicodeError as error:
-        raise InputError(argument, "be a path in UTF-8", repr(str(path))) from error
+        expected = "begin with the ~ of a user whose home directory is known"
+        raise InputError(argument, expected, f"{path}: write the whole path") from error
 
 
 class PathKind(Enum):
@@ -69,8 +46,8 @@ class PathKind(Enum):
 
 def path_kind(path: Path) -> PathKind | None:
     """The kind of model at `path`, judged by file names and config.json; None if there is none."""
-    found = _recognise(path)
-    return found if isinstance(found, PathKind) else None
+    kind = _recognise(path)
+    return kind if isinstance(kind, PathKind) else None
 
 
 def is_run(path: Path) -> bool:
@@ -84,13 +61,13 @@ def require_kind(
 
     checkpoint: what the message calls a checkpoint that the caller can use.
     """
-    found = _recognise(path)
-    if found in expected:
-        return PathKind(found)
+    kind = _recognise(path)
+    if isinstance(kind, PathKind) and kind in expected:
+        return kind
     *others, last = [checkpoint if kind is PathKind.CHECKPOINT else kind.value for kind in expected]
     must = f"{', '.join(others)} or {last}" if others else last
-    got = f", {found.value}" if isinstance(found, PathKind) else f": {found}"
-    hint = ", for `ddl import`" if found is PathKind.CHECKPOINT else ""
+    got = f", {kind.value}" if isinstance(kind, PathKind) else f": {kind}"
+    hint = ", for `ddl import`" if kind is PathKind.CHECKPOINT else ""
     raise InputError(argument, f"be {must}", f"{path}{got}{hint}")
 
 
@@ -105,7 +82,7 @@ def _recognise(path: Path) -> PathKind | str:
                 return PathKind.CHECKPOINT
             return f"a file whose name ends in none of {', '.join(WEIGHTS)}"
         names = os.listdir(path)
-        text = read_text(path / CONFIG) if CONFIG in names else "{}"
+        text = (path / CONFIG).read_text(encoding="utf-8") if CONFIG in names else "{}"
         config = json.loads(text)
     except OSError as error:
         return reason_of(error)

@@ -82,18 +82,14 @@ def accelerates_delta_rule() -> bool:
 
 
 def make_cublas_repeatable() -> None:
-    """Set CUBLAS_WORKSPACE_CONFIG, unless the user has, so that cuBLAS sums in a fixed order.
-
-    Call it before cuBLAS is first used: it reads the variable only then.
-    """
+    """Let cuBLAS sum in a fixed order, unless the user has set its variable, which it reads when it
+    is first used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def use_one_tokenizer_thread() -> None:
-    """Set TOKENIZERS_PARALLELISM to false, unless the user has set it: processes share the cores.
-
-    Call it before the package tokenizers first encodes: it reads the variable then.
-    """
+    """Let each process tokenize in one thread, because processes share the cores, unless the user
+    has set the variable, which the package tokenizers reads when it first encodes."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

@@ -68,8 +68,9 @@ def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
     """
     with writing(path, argument=argument):
         final = path.resolve()
-        exists = final.is_dir()  # then it may be a mounted one, which cannot be renamed
-        temporary = _temporary(final / final.name if exists else final)
+        exists = final.is_dir()  # perhaps a mounted one, which cannot be renamed
+        place = final if exists else final.parent
+        temporary = _temporary(place / final.name)
         try:
             temporary.mkdir(parents=True)
             mode = temporary.stat().st_mode & 0o666
@@ -79,13 +80,9 @@ def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
                     entry.chmod(mode)
                 sync(entry)
             sync(temporary)
-            if exists:
-                for entry in sorted(temporary.iterdir()):
-                    entry.replace(final / entry.name)
-                sync(final)
-            else:
-                temporary.replace(final)
-                sync(final.parent)
+            for entry in sorted(temporary.iterdir()) if exists else [temporary]:
+                entry.replace(final / entry.name if exists else final)
+            sync(place)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -140,12 +137,13 @@ def alone_in(directory: Path, *, wait: bool = False) -> Iterator[None]:
     with writing(directory):
         descriptor = os.open(directory, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems have no locks
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError as error:
-                got = f"{directory}, into which another one is writing"
-                raise InputError("out", "be a directory of this process alone", got) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            got = f"{directory}, into which another one is writing"
+            raise InputError("out", "be a directory of this process alone", got) from error
+        except OSError:  # some network file systems have no locks
+            pass
         yield
     finally:
         os.close(descriptor)

@@ -17,7 +17,7 @@ DECODER_MODEL_TYPE = "ddl-decoder"  # that of a converted decoder of transformer
 # `model_type` in the papers' code, by the layout of its parameters.
 PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
-WEIGHTS = (*WEIGHT_SUFFIXES, ".index.json")
+WEIGHTS = (*WEIGHT_SUFFIXES, ".index.json")  # of files with weights, or with the names of these
 
 
 def at_home(path: str | Path, *, argument: str) -> Path:
@@ -78,7 +78,7 @@ def _recognise(path: Path) -> PathKind | str:
             around = _recognise(path.parent)
             if around in (PathKind.RUN, PathKind.DDL):
                 return f"a file in {PathKind(around).value}"
-            if _has_weights(path.name):
+            if path.name.lower().endswith(WEIGHTS):
                 return PathKind.CHECKPOINT
             return f"a file whose name ends in none of {', '.join(WEIGHTS)}"
         names = os.listdir(path)
@@ -100,14 +100,9 @@ def _recognise(path: Path) -> PathKind | str:
         return PathKind.RUN
     if CONFIG not in names and RUN_METRICS in names:
         return f"a run that has lost its {CONFIG}"
-    if any(map(_has_weights, names)):
+    if any(name.lower().endswith(WEIGHTS) for name in names):
         return PathKind.CHECKPOINT
     run = next((name for name in sorted(names) if (path / name / RUN_METRICS).is_file()), None)
     if run is not None:
         return f"a directory with runs in it: name one of them, such as {path / run}"
     return f"neither weights nor the {CONFIG} of a model in it"
-
-
-def _has_weights(name: str) -> bool:
-    """Whether a file of this name has weights, or lists the files that have them."""
-    return name.lower().endswith(WEIGHTS)

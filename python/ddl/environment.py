@@ -21,17 +21,7 @@ OURS = (
 )
 OF_THE_TESTS = ("DDL_TEST_", "DDL_EMULATOR_")
 # How many threads torch and the operators have, and how these wait.
-THREADS = (
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "OMP_PROC_BIND",
-    "OMP_PLACES",
-    "GOMP_CPU_AFFINITY",
-    "KMP_AFFINITY",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-)
-
+OF_THREADS = ("OMP_", "GOMP_", "KMP_", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # torchrun sets these in each process that it starts.
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
@@ -47,24 +37,22 @@ class Launched(NamedTuple):
 def launched() -> Launched | None:
     """Return how torchrun has started this process; None if something else has.
 
-    Raises InputError for values that are no whole numbers.
+    Raises InputError for values that are not whole numbers.
     """
-    found = [os.environ.get(name) for name in OF_TORCHRUN]
-    if None in found:
+    values = {name: os.environ[name] for name in OF_TORCHRUN if name in os.environ}
+    if len(values) < len(OF_TORCHRUN):
         return None
-    if not all(str(value).isdecimal() for value in found):
-        got = ", ".join(f"{name}={value}" for name, value in zip(OF_TORCHRUN, found, strict=True))
+    if not all(value.isdecimal() for value in values.values()):
+        got = ", ".join(f"{name}={value}" for name, value in values.items())
         raise InputError.sentence(f"torchrun's variables must be whole numbers, got {got}")
-    return Launched(*(int(str(value)) for value in found))
+    return Launched(*map(int, values.values()))
 
 
 def restarts() -> int:
     """How often torchrun has started the processes again; 0 on several machines, where the
     torchruns may count differently."""
-    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
-        return 0
-    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return int(count) if count.isdecimal() else 0
+    several = os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+    return 0 if several else int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def is_first() -> bool:
@@ -94,27 +82,24 @@ def accelerates_delta_rule() -> bool:
 
 
 def make_cublas_repeatable() -> None:
-    """Set CUBLAS_WORKSPACE_CONFIG, unless the user has, so that cuBLAS sums in a fixed order.
-
-    Call it before cuBLAS is first used: it reads the variable only then.
-    """
+    """Let cuBLAS sum in a fixed order, unless the user has set its variable, which it reads when it
+    is first used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def use_one_tokenizer_thread() -> None:
-    """Set TOKENIZERS_PARALLELISM to false, unless the user has set it: processes share the cores.
-
-    Call it before the package tokenizers first encodes: it reads the variable then.
-    """
+    """Let each process tokenize in one thread, because processes share the cores, unless the user
+    has set the variable, which the package tokenizers reads when it first encodes."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def to_report() -> dict[str, str]:
-    """The variables that a report may show: ours and those of threads, if they are set.
-
-    No others, because a report is pasted into issues.
-    """
-    return {name: os.environ[name] for name in (*OURS, *THREADS) if name in os.environ}
+    """The variables that a report may show, because none is private: ours and those of threads."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in OURS or name.startswith(OF_THREADS)
+    }
 
 
 def unknown() -> list[str]:

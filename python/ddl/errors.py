@@ -33,7 +33,7 @@ class InputError(ValueError):
     """An argument, option or file cannot be used; the message is one sentence.
 
     "`argument` must expected, got got": argument is its name, or the path of a file. expected is
-    such as "be positive" or "have shape (8, 16)". got is what came, and what to do next if that is
+    such as "be positive" or "have shape (8, 16)". got is the value, and what to do next if that is
     not plain. others: further arguments that the sentence names, as `gate` or gate="mlp".
     """
 
@@ -63,10 +63,9 @@ class InputError(ValueError):
             new = names.get(name, name)
             expected = expected.replace(f"`{name}`", f"`{new}`").replace(f'{name}="', f'{new}="')
             got = got.replace(f"`{name}`", f"`{new}`")
-        others = tuple(names.get(name, name) for name in self.others)
-        named, argument = self.args[0], self.argument
-        kept = named if isinstance(named, Path) else names.get(argument, argument)
-        return InputError(kept, expected, got, others)
+        named = self.args[0]
+        argument = named if isinstance(named, Path) else names.get(named, named)
+        return InputError(argument, expected, got, tuple(names.get(n, n) for n in self.others))
 
 
 class DivergedError(RuntimeError):
@@ -85,7 +84,7 @@ class ProcessError(RuntimeError):
 
 
 class OtherProcessError(RuntimeError):
-    """Another process of this run has failed, and says why; this one ends with it, silently."""
+    """Another process of this run has failed and prints the reason; this one ends silently."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(f"process {rank} has failed")
@@ -111,20 +110,13 @@ def reason_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, to quote in one of our messages.
-
-    Of a pickle that torch refuses, the reason: torch's first line says how to run what is in it.
-    """
+    """The first line of another library's error, to quote in one of our messages."""
     text = str(error).strip() or repr(error)
-    if isinstance(error, KeyError) and text.isdecimal():  # an opcode that torch does not know
-        return "it is not a pickle"
-    if "weights_only" in text or text.startswith("Weights only load failed"):
-        refused = re.search(r"GLOBAL (\S+)", text)
-        return (
-            f"it refers to {refused[1]}"
-            if refused
-            else "it holds more than tensors, or is of another format"
-        )
+    # About a pickle, torch's first line says how to run the code in it, or is the number of a byte.
+    if re.search("weights_only|Weights only load failed", text) or re.fullmatch(r"\d+", text):
+        name = re.search(r"GLOBAL (\S+)", text)
+        other = "it holds more than tensors, or is of another format"
+        return f"it refers to {name[1]}" if name else other
     return text.splitlines()[0]
 
 

@@ -27,7 +27,7 @@ def _is_path(hint: Any) -> bool:
 
 def expand_paths(config: Any) -> None:
     """Replace `~` and `~user` at the beginning of the paths in the fields; raise InputError if
-    there is no such home directory, or a text is no path."""
+    there is no such home directory, or a text is empty."""
 
     def expanded(value: Any) -> Any:
         if isinstance(value, tuple):

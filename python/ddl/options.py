@@ -68,30 +68,29 @@ def check_positive(
 
 def check_finite(name: str, number: Any, *, optional: bool = False) -> None:
     """Raise unless `number` is finite, or None if optional."""
-    if number is None and optional:
-        return
-    if not is_number(number) or not -math.inf < number < math.inf:
-        refuse(name, "a finite number", number)
+    _check_number(name, number, "a finite number", lambda n: abs(n) < math.inf, optional)
 
 
 def check_between(name: str, number: Any, low: float, high: float) -> None:
     """Raise unless `number` is in the closed interval [low, high]."""
-    if not is_number(number) or not low <= number <= high:
-        refuse(name, f"between {low} and {high}", number)
+    _check_number(name, number, f"between {low} and {high}", lambda n: low <= n <= high)
 
 
 def check_share(name: str, number: Any, *, optional: bool = False) -> None:
     """Raise unless `number` is in the half-open interval (0, 1], or None if optional."""
-    if number is None and optional:
-        return
-    if not is_number(number) or not 0 < number <= 1:
-        refuse(name, "above 0 and at most 1", number)
+    _check_number(name, number, "above 0 and at most 1", lambda n: 0 < n <= 1, optional)
 
 
 def check_least(name: str, number: Any, least: float = 0) -> None:
     """Raise unless `number` ≥ `least`; infinity is allowed."""
-    if not is_number(number) or not number >= least:
-        refuse(name, f"at least {least}", number)
+    _check_number(name, number, f"at least {least}", lambda n: n >= least)
+
+
+def _check_number(
+    name: str, number: Any, expected: str, fits: Callable[[Any], bool], optional: bool = False
+) -> None:
+    if not (number is None and optional) and not (is_number(number) and fits(number)):
+        refuse(name, expected, number)
 
 
 def check_flag(name: str, flag: Any) -> None:
@@ -209,13 +208,13 @@ Residual = Literal[
 class Option(NamedTuple):
     """One option: its default, its allowed values, and when it has an effect.
 
-    allowed: the choices, or a check called with the name and the value.
+    allowed: a Literal of the choices, or a check called with the name and the value.
     used: cases, each a dict from other options to their values, separated by spaces. The option has
     an effect if all conditions of one case hold; with no case it always has one.
     """
 
     default: Any
-    allowed: tuple[str, ...] | Callable[[str, Any], None]
+    allowed: Any
     used: Sequence[dict[str, str]] = ()
 
 
@@ -237,48 +236,47 @@ def check_mixer_gated(name: str, gated: Any) -> None:
         refuse(name, 'True, False or "per-feature"', gated)
 
 
+count_or_none = partial(check_count, optional=True)
+finite_or_none = partial(check_finite, optional=True)
+
 # DeltaResidual's; DeltaStream and GPTConfig have the same names for them.
 RESIDUAL_OPTIONS: Options = {
-    "mapping": Option("k", get_args(Mapping)),
-    "gate": Option("linear", get_args(Gate)),
+    "mapping": Option("k", Mapping),
+    "gate": Option("linear", Gate),
     "gate_hidden": Option(128, check_count, [{"gate": "mlp"}]),
-    "gate_from": Option("context", get_args(GateFrom)),
+    "gate_from": Option("context", GateFrom),
     "gate_kernel_size": Option(4, check_count, [{"gate_from": "convolved"}]),
-    "direction": Option("linear", get_args(Direction), [{"mapping": "v"}]),
+    "direction": Option("linear", Direction, [{"mapping": "v"}]),
     "direction_hidden": Option(128, check_count, [{"direction": "mean flatten attention"}]),
-    "value": Option("linear", get_args(Value)),
+    "value": Option("linear", Value),
     "value_init": Option(1.0, check_finite, [{"value": "linear", "mapping": "k"}]),
     "value_scale": Option(4.0, check_positive, [{"value": "sigmoid"}]),
     "value_constant": Option(2.0, check_finite, [{"value": "constant"}]),
-    "value_from": Option(
-        "context", get_args(ValueFrom), [{"mapping": "k", "value": "linear sigmoid"}]
-    ),
+    "value_from": Option("context", ValueFrom, [{"mapping": "k", "value": "linear sigmoid"}]),
     "rewrites": Option(1, partial(check_count, most=MOST_REWRITES), [{"mapping": "k"}]),
-    "direction_rank": Option(None, partial(check_count, optional=True), [{"mapping": "k"}]),
+    "direction_rank": Option(None, count_or_none, [{"mapping": "k"}]),
     "beta_init": Option(1.0, partial(check_between, low=0, high=2)),
-    "erase": Option("tied", get_args(Erase)),
+    "erase": Option("tied", Erase),
     "branch_scale": Option(1.0, check_finite),
     "eps_k": Option(None, partial(check_positive, optional=True, least=LEAST_EPS_K)),
 }
 
 # DeltaStream's, and Read's and Expand's under DeltaStream's names.
 STREAM_OPTIONS: Options = {
-    "compress": Option("identity", get_args(Compress)),
+    "compress": Option("identity", Compress),
     "kernel_size": Option(
         4, check_count, [{"compress": "token"}, {"compress_parameterization": "factored"}]
     ),
     "compress_parameterization": Option(
-        "direct", get_args(Parameterization), [{"compress": "channel token"}]
+        "direct", Parameterization, [{"compress": "channel token"}]
     ),
     "causal": Option(
         False, check_flag, [{"compress": "channel", "compress_parameterization": "factored"}]
     ),
-    "read_init": Option(
-        None, partial(check_finite, optional=True), [{"compress": "channel token"}]
-    ),
+    "read_init": Option(None, finite_or_none, [{"compress": "channel token"}]),
     "norm_eps": Option(1e-5, partial(check_positive, optional=True, least=LEAST_NORM_EPS)),
     "norm_affine": Option(True, check_flag),
-    "expand": Option("repeat", get_args(ExpandKind)),
+    "expand": Option("repeat", ExpandKind),
     "expand_kernel_size": Option(4, check_count, [{"expand": "conv"}]),
     "sublayers_per_compressor": Option(2, check_count, [{"compress": "channel token"}]),
     "anchor_every": Option(None, partial(check_count, optional=True, most=MOST_LINKS + 1)),
@@ -293,54 +291,42 @@ MIXERS = f"deltanet {SEVERAL_NUMBERS}"
 
 # DeltaMixer's.
 MIXER_OPTIONS: Options = {
-    "kind": Option("deltanet", get_args(MixerKind)),
+    "kind": Option("deltanet", MixerKind),
     "n": Option(1, check_count, [{"kind": SEVERAL_NUMBERS}]),
     "gated": Option(False, check_mixer_gated),
 }
 
+EXPANDED_STATES = "ddl-cc ddl-cc-noec ddl-tc ddl-tc-noec"
 SEVERAL_STREAMS = "hc mhc independent-hc gated"  # residuals with n streams and without rewrites
 
 # GPTConfig's own.
 MODEL_OPTIONS: Options = {
-    "residual": Option("ddl-cc", get_args(Residual)),
+    "residual": Option("ddl-cc", Residual),
     "vocab_size": Option(50304, check_count),
     "block_size": Option(1024, check_count),
     "num_layers": Option(12, partial(check_count, most=MOST_LAYERS)),
     "num_heads": Option(6, check_count),
-    "head_size": Option(None, partial(check_count, optional=True)),
+    "head_size": Option(None, count_or_none),
     "hidden_size": Option(768, check_count),
-    "mlp_size": Option(None, partial(check_count, optional=True)),
+    "mlp_size": Option(None, count_or_none),
     "rope_base": Option(10000.0, check_positive),
-    "mixer": Option("attention", get_args(Mixer)),
+    "mixer": Option("attention", Mixer),
     "mixer_layers": Option(None, check_layers, [{"mixer": MIXERS}]),
     "mixer_n": Option(1, check_count, [{"mixer": SEVERAL_NUMBERS}]),
     "mixer_gated": Option(False, check_mixer_gated, [{"mixer": MIXERS}]),
-    "parameterization": Option("standard", get_args(Scaling)),
-    "base_width": Option(
-        None, partial(check_count, optional=True), [{"parameterization": "mup completep"}]
-    ),
-    "base_layers": Option(
-        None, partial(check_count, optional=True), [{"parameterization": "completep"}]
-    ),
+    "parameterization": Option("standard", Scaling),
+    "base_width": Option(None, count_or_none, [{"parameterization": "mup completep"}]),
+    "base_layers": Option(None, count_or_none, [{"parameterization": "completep"}]),
     "initial_weights": Option(
         "standard",
-        get_args(InitialWeights),
-        [
-            {
-                "parameterization": "standard",
-                "residual": "additive ddl ddl-cc ddl-cc-noec ddl-tc ddl-tc-noec",
-            }
-        ],
+        InitialWeights,
+        [{"parameterization": "standard", "residual": f"additive ddl {EXPANDED_STATES}"}],
     ),
     "value_channels": Option(
-        4,
-        check_count,
-        [{"residual": f"ddl-cc ddl-cc-noec ddl-tc ddl-tc-noec expanded {SEVERAL_STREAMS}"}],
+        4, check_count, [{"residual": f"{EXPANDED_STATES} expanded {SEVERAL_STREAMS}"}]
     ),
-    "gated_rank": Option(None, partial(check_count, optional=True), [{"residual": "gated"}]),
-    "sublayers_per_block": Option(
-        None, partial(check_count, optional=True), [{"residual": "attention-residual"}]
-    ),
+    "gated_rank": Option(None, count_or_none, [{"residual": "gated"}]),
+    "sublayers_per_block": Option(None, count_or_none, [{"residual": "attention-residual"}]),
 }
 
 
@@ -359,27 +345,27 @@ def spread_anchors(sublayers: int, value_channels: int, device_type: str = "cpu"
     return max(least, math.ceil(sublayers / max(1, sublayers // least)))
 
 
-# (name, values) as in the table → the caller's own name and values for them.
-Spelling = Callable[[str, Sequence[str]], tuple[str, Sequence[str]]]
-
-
-def as_it_is(name: str, values: Sequence[str]) -> tuple[str, Sequence[str]]:
-    return name, values
-
-
-def check_options(given: dict[str, Any], options: Options, spelling: Spelling = as_it_is) -> None:
+def check_options(
+    given: dict[str, Any], options: Options, spelling: Callable[..., Any] = lambda *same: same
+) -> None:
     """Raise if an option's value is not allowed, or has no effect and is not the default.
 
-    given: values by the table's names; other names are ignored. spelling: converts the table's
-    names to the caller's, for the error message.
+    given: values by the table's names; other names are ignored. spelling: converts a name and
+    values of the table to the caller's, for the error message.
     """
     known = {name: option for name, option in options.items() if name in given}
     for name, (_, allowed, _) in known.items():
-        check = allowed if callable(allowed) else partial(check_choice, choices=allowed)
+        choices = get_args(allowed)
+        check = partial(check_choice, choices=choices) if choices else allowed
         check(spelling(name, ())[0], given[name])
     for name, option in known.items():
         if not has_effect(option, given):
-            check_left(given, {name: option}, _written(option.used, spelling), spelling)
+            cases = [[spelling(n, values.split()) for n, values in c.items()] for c in option.used]
+            conditions = [[f"{other}={quoted(values)}" for other, values in c] for c in cases]
+            when = " or ".join(map(" and ".join, conditions))
+            others = tuple(other for case in cases for other, _ in case)
+            spelled = spelling(name, ())[0]
+            check_left({spelled: given[name]}, {spelled: option}, when, others)
 
 
 def has_effect(option: Option, given: dict[str, Any]) -> bool:
@@ -388,30 +374,16 @@ def has_effect(option: Option, given: dict[str, Any]) -> bool:
     return not cases or any(map(all, cases))
 
 
-def _written(used: Sequence[dict[str, str]], spelling: Spelling) -> str:
-    """The cases as a caller writes them: `mapping="k" and value="linear" or "sigmoid"`."""
-    cases = [[spelling(other, values.split()) for other, values in c.items()] for c in used]
-    return " or ".join(
-        " and ".join(f"{other}={quoted(values)}" for other, values in case) for case in cases
-    )
-
-
 def check_left(
-    given: dict[str, Any],
-    options: Options,
-    when: str,
-    spelling: Spelling = as_it_is,
-    others: tuple[str, ...] = (),
+    given: dict[str, Any], options: Options, when: str, others: tuple[str, ...] = ()
 ) -> None:
     """Raise if an option is not at its default, because it has an effect only `when`.
 
-    others: fields that `when` names, beside those of the option's cases.
+    others: options that `when` names.
     """
     for name, option in options.items():
         if given[name] != option.default:
-            used = tuple(spelling(other, ())[0] for case in option.used for other in case)
-            expected = f"left at {option.default!r} unless {when}"
-            refuse(spelling(name, ())[0], expected, given[name], used + others)
+            refuse(name, f"left at {option.default!r} unless {when}", given[name], others)
 
 
 def check_residual(given: dict[str, Any], value_channels: int) -> None:

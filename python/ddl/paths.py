@@ -8,7 +8,6 @@ from enum import Enum
 from pathlib import Path
 
 from ddl.errors import InputError, first_line, reason_of
-from ddl.files import read_text
 
 CONFIG = "config.json"
 RUN_METRICS = "metrics.jsonl"  # every run of `ddl train` has one
@@ -18,43 +17,21 @@ DECODER_MODEL_TYPE = "ddl-decoder"  # that of a converted decoder of transformer
 # `model_type` in the papers' code, by the layout of its parameters.
 PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
-WEIGHTS = (*WEIGHT_SUFFIXES, ".index.json")
+WEIGHTS = (*WEIGHT_SUFFIXES, ".index.json")  # of files with weights, or with the names of these
 
 
 def at_home(path: str | Path, *, argument: str) -> Path:
     """The path, with `~` or `~user` at its beginning replaced by that home directory.
 
-    Raises InputError, which names the argument, if there is no such home directory, or if the text
-    is no path: empty, or with characters that no path may have.
+    Raises InputError, which names the argument, if there is no such directory, or no path.
     """
-    text = os.fspath(path)
-    if not (text and _is_encodable(text)):
-        raise InputError(argument, "be a path", repr(text))
     try:
+        if path == "":
+            raise InputError(argument, "be a path", "''")
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise InputError(
-            argument,
-            "begin with the ~ of a user whose home directory is known",
-            f"{path}: write the whole path",
-        ) from error
-
-
-def _is_encodable(text: str) -> bool:
-    """Whether the operating system can be given this text as a path."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
-def require_utf8(path: Path, *, argument: str) -> None:
-    """Raise InputError, which names the argument, for a path that safetensors, tokenizers or JSON
-    cannot have."""
-    try:
-        os.fsencode(path).decode("utf-8")
-    except UnicodeError as error:
-        raise InputError(argument, "be a path in UTF-8", repr(str(path))) from error
+        expected = "begin with the ~ of a user whose home directory is known"
+        raise InputError(argument, expected, f"{path}: write the whole path") from error
 
 
 class PathKind(Enum):
@@ -69,8 +46,8 @@ class PathKind(Enum):
 
 def path_kind(path: Path) -> PathKind | None:
     """The kind of model at `path`, judged by file names and config.json; None if there is none."""
-    found = _recognise(path)
-    return found if isinstance(found, PathKind) else None
+    kind = _recognise(path)
+    return kind if isinstance(kind, PathKind) else None
 
 
 def is_run(path: Path) -> bool:
@@ -84,13 +61,13 @@ def require_kind(
 
     checkpoint: what the message calls a checkpoint that the caller can use.
     """
-    found = _recognise(path)
-    if found in expected:
-        return PathKind(found)
+    kind = _recognise(path)
+    if isinstance(kind, PathKind) and kind in expected:
+        return kind
     *others, last = [checkpoint if kind is PathKind.CHECKPOINT else kind.value for kind in expected]
     must = f"{', '.join(others)} or {last}" if others else last
-    got = f", {found.value}" if isinstance(found, PathKind) else f": {found}"
-    hint = ", for `ddl import`" if found is PathKind.CHECKPOINT else ""
+    got = f", {kind.value}" if isinstance(kind, PathKind) else f": {kind}"
+    hint = ", for `ddl import`" if kind is PathKind.CHECKPOINT else ""
     raise InputError(argument, f"be {must}", f"{path}{got}{hint}")
 
 
@@ -101,11 +78,11 @@ def _recognise(path: Path) -> PathKind | str:
             around = _recognise(path.parent)
             if around in (PathKind.RUN, PathKind.DDL):
                 return f"a file in {PathKind(around).value}"
-            if _has_weights(path.name):
+            if path.name.lower().endswith(WEIGHTS):
                 return PathKind.CHECKPOINT
             return f"a file whose name ends in none of {', '.join(WEIGHTS)}"
         names = os.listdir(path)
-        text = read_text(path / CONFIG) if CONFIG in names else "{}"
+        text = (path / CONFIG).read_text(encoding="utf-8") if CONFIG in names else "{}"
         config = json.loads(text)
     except OSError as error:
         return reason_of(error)
@@ -123,14 +100,9 @@ def _recognise(path: Path) -> PathKind | str:
         return PathKind.RUN
     if CONFIG not in names and RUN_METRICS in names:
         return f"a run that has lost its {CONFIG}"
-    if any(map(_has_weights, names)):
+    if any(name.lower().endswith(WEIGHTS) for name in names):
         return PathKind.CHECKPOINT
     run = next((name for name in sorted(names) if (path / name / RUN_METRICS).is_file()), None)
     if run is not None:
         return f"a directory with runs in it: name one of them, such as {path / run}"
     return f"neither weights nor the {CONFIG} of a model in it"
-
-
-def _has_weights(name: str) -> bool:
-    """Whether a file of this name has weights, or lists the files that have them."""
-    return name.lower().endswith(WEIGHTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from ddl import functional, reference
 from ddl.models import GPT
 from ddl.ops import chunked
-from ddl.options import MODEL_OPTIONS
+from ddl.options import MixerKind
 from tests.gpu.test_models import CPU, F64, SMALL, losses, moved
 from tests.support.delta_rule_cases import LAYOUTS, problem, results, rounded
 from tests.support.gpu_device import DEVICE
@@ -78,9 +78,7 @@ def test_kernels_agree(dtype: torch.dtype, layout: str, g: str | None) -> None:
         assert apart <= 0.02 * torch.linalg.vector_norm(wanted), name
 
 
-@pytest.mark.parametrize(
-    "mixer", [kind for kind in MODEL_OPTIONS["mixer"].allowed if kind != "attention"]
-)
+@pytest.mark.parametrize("mixer", get_args(MixerKind))
 @pytest.mark.parametrize("gated", [False, True, "per-feature"])
 def test_training_steps_in_float64_equal_the_cpus(mixer: str, gated: bool | str) -> None:
     several = 1 if mixer == "deltanet" else 2

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ddl.errors import InputError, first_line
-from ddl.files import atomic_directory, require_files, target, without_advice_on_pickles, written
+from ddl.files import atomic_directory, without_advice_on_pickles, written
 from ddl.hf import remote
 from ddl.models import GPT, NanoGPT
 from ddl.models.finite import require_finite
@@ -24,7 +24,7 @@ from ddl.models.tokenizers import (
     Tokenizer,
     training_tokenizer,
 )
-from ddl.paths import PathKind, at_home, require_kind, require_utf8
+from ddl.paths import PathKind, at_home, require_kind
 
 from .base import OurModel
 from .modeling import from_gpt, to_gpt
@@ -61,7 +61,6 @@ def _write(
     *,
     argument: str = "out",
 ) -> None:
-    require_utf8(out, argument=argument)
     wrapped: OurModel = from_nanogpt(model) if isinstance(model, NanoGPT) else from_gpt(model)
     if remote_code:
         wrapped.config.auto_map = remote.auto_map(wrapped.config)
@@ -73,7 +72,7 @@ def _write(
         # These models were trained on documents with this token between them.
         ends = {f"{name}_token_id": fast.eos_token_id for name in ("bos", "eos", "pad")}
         wrapped.generation_config.update(**ends)
-    with atomic_directory(target(out), argument=argument) as folder:
+    with atomic_directory(out, argument=argument) as folder:
         wrapped.save_pretrained(folder)
         if fast is not None:
             fast.save_pretrained(folder)
@@ -92,7 +91,6 @@ def load(
     path = at_home(path, argument="path")
     require_kind(path, PathKind.DDL, argument="path")
     try:
-        require_files(path)
         with _quiet(), without_advice_on_pickles():
             auto: Any = AutoModelForCausalLM
             loaded: Any = auto.from_pretrained(

@@ -34,7 +34,6 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ddl.errors import InputError, first_line
-from ddl.files import require_file
 from ddl.models import NanoGPTConfig
 from ddl.models.config import GPTConfig
 from ddl.models.tokenizers import (
@@ -127,8 +126,6 @@ def from_files(directory: Path, config: GPTConfig | NanoGPTConfig) -> FastTokeni
     """
     whole, vocab, merges = (directory / name for name in FILES)
     try:
-        for file in (whole,) if whole.exists() else (vocab, merges):
-            require_file(file)
         if whole.exists():
             backend = tokenizers.Tokenizer.from_file(str(whole))
         else:

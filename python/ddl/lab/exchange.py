@@ -11,7 +11,7 @@ from ddl.errors import InputError
 from ddl.files import require_new_directory
 from ddl.models import GPT, NanoGPT
 from ddl.paper.files import export_checkpoint
-from ddl.paths import PathKind, at_home, require_kind, require_utf8
+from ddl.paths import PathKind, at_home, require_kind
 
 from .train.runs import LAST, load_run
 
@@ -28,7 +28,6 @@ def export_run(
     from ddl.hf.files import choose_tokenizer, load, save_with_tokenizer  # needs the `hf` extra
 
     require_new_directory(hf, argument="hf")
-    require_utf8(run, argument="run")
     model: GPT | NanoGPT
     if require_kind(run, PathKind.RUN, PathKind.DDL, argument="run") is PathKind.DDL:
         if checkpoint != LAST:
@@ -55,7 +54,6 @@ def import_checkpoint(
     if not reverse:
         return paper.import_checkpoint(source, target, variant, tokenizer=tokenizer)
     require_new_directory(target)
-    require_utf8(source, argument="src")
     if require_kind(source, PathKind.RUN, PathKind.DDL, argument="src") is PathKind.RUN:
         model, _ = load_run(source, torch.device("cpu"))
         return export_checkpoint(model.config, model.state_dict(), target, layout)

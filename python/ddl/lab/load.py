@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ddl.errors import InputError, first_line
-from ddl.files import require_files, without_advice_on_pickles
+from ddl.files import without_advice_on_pickles
 from ddl.lab.device import pick_device
 from ddl.lab.train.runs import LAST, load_run
 from ddl.models import GPT, NanoGPT
 from ddl.models.finite import require_finite
 from ddl.models.tokenizers import Tokenizer, encode_prompt
-from ddl.paths import PathKind, at_home, path_kind, require_kind, require_utf8
+from ddl.paths import PathKind, at_home, path_kind, require_kind
 
 __all__ = ["Loaded", "PathKind", "complete", "load", "load_for_transformers", "path_kind"]
 
@@ -55,8 +55,6 @@ def load(
     """
     path = at_home(path, argument=argument)
     kind = require_kind(path, *OURS, argument=argument)
-    if kind is not PathKind.CHECKPOINT:
-        require_utf8(path, argument=argument)
     _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
     try:
@@ -101,7 +99,6 @@ def load_for_transformers(
     """
     path = at_home(path, argument=argument)
     kind = require_kind(path, *FOR_TRANSFORMERS, argument=argument)
-    require_utf8(path, argument=argument)
     _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
     if kind is PathKind.RUN:
@@ -123,7 +120,6 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
 
     auto: Any = AutoModelForCausalLM  # its annotations lack output_loading_info
     try:
-        require_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, **LOCAL)
         tokenizer("")  # which fails if its config has values of other types
         with without_advice_on_pickles():

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from unicodedata import category
 
 from ddl.errors import InputError, first_line
-from ddl.files import read_bytes, read_text
 
 END_OF_TEXT = "<|endoftext|>"
 PIECE = 2**16  # characters in which a text is searched for those that would be lost
@@ -175,13 +174,14 @@ def read_chat_template(directory: Path) -> Any:
     path, config = directory / "chat_template.jinja", directory / "tokenizer_config.json"
     try:
         more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
-        named = {"default": read_text(path)} if path.is_file() else {}
+        named = {"default": path.read_text(encoding="utf-8")} if path.is_file() else {}
         for path in more:
-            named[path.stem] = read_text(path)
+            named[path.stem] = path.read_text(encoding="utf-8")
         if named:
             return named if more else named["default"]
         path = config
-        return json.loads(read_text(path)).get("chat_template") if path.is_file() else None
+        text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
+        return json.loads(text).get("chat_template")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         got = f"{path}: {first_line(error)}"
         raise InputError("tokenizer", "have a readable chat template", got) from error
@@ -305,7 +305,7 @@ def read_meta(path: Path) -> CharTokenizer:
     try:
         if path.stat().st_size > LARGEST_META:
             raise pickle.UnpicklingError(f"it has {path.stat().st_size} bytes")
-        meta = _PlainUnpickler(io.BytesIO(read_bytes(path))).load()
+        meta = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
         itos = meta["itos"]
         table = [itos[token] for token in range(len(itos))]
         if not table or not all(isinstance(entry, str) for entry in table):

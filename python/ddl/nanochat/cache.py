@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 
-from ddl.locks import made_once
 from ddl.nn.history import History
 
 __all__ = ["cached", "history_of"]
@@ -54,7 +54,7 @@ class _WithHistory:
             self.history.select(rows.to(self.cache_seqlens.device))  # type: ignore[attr-defined]
 
 
-@made_once
+@cache
 def _made(kind: Any) -> Any:
     return type(kind.__name__, (_WithHistory, kind), {"__doc__": kind.__doc__})
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddl.locks import made_once
 from ddl.nanogpt.made import check_class, class_of
 from ddl.nanogpt.mixin import WithOptions
 from ddl.nanogpt.model import (
@@ -150,7 +150,7 @@ class _ConvertedWhenMade(Converted):
         _rewrite_blocks(self, **self.options)
 
 
-@made_once
+@cache
 def _converted(kind: Any) -> Any:
     contents = {"__doc__": kind.__doc__, "made_of": (_converted, kind)}
     return type(f"Delta{kind.__name__}", (Converted, kind), contents)

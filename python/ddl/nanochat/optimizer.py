@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-
-from ddl.locks import made_once
 
 __all__ = ["with_stream"]
 
@@ -31,7 +30,7 @@ def with_stream(optimizer: Any, parameters: list[nn.Parameter], lr: float) -> An
     return optimizer
 
 
-@made_once
+@cache
 def _made(kind: Any) -> Any:
     return type(kind.__name__, (_WithStream, kind), {"__doc__": kind.__doc__})
 

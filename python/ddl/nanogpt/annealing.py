@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -13,7 +14,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ddl.locks import made_once
 from ddl.results import Write
 
 __all__ = ["Annealing", "blend", "count_steps"]
@@ -165,7 +165,7 @@ def _counters() -> list[tuple[Annealing, _Counter]]:
         return [(annealing, c) for annealing, c in _COUNTERS.items() if not annealing.done]
 
 
-@made_once
+@cache
 def _listen() -> None:
     """See the steps of all optimizers of this process from now on."""
     register_optimizer_step_pre_hook(_begin)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from torch import nn
-
-from ddl.locks import made_once
 
 from .mixin import Converted
 from .model import rewrite_blocks
@@ -78,7 +77,7 @@ def check_class(kind: Any, mixin: type, whose: str) -> None:
         raise ValueError(f"`kind` must be {whose}'s class GPT, got one already converted")
 
 
-@made_once  # so that a copy is of the same class
+@cache  # so that a copy is of the same class
 def class_of(
     kind: Any, options: tuple[tuple[str, Any], ...], mixin: Any = _ConvertedWhenMade
 ) -> Any:

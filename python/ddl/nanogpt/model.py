@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ddl.locks import made_once
 from ddl.nn.stream import DeltaStream
 from ddl.options import (
     RESIDUAL_OPTIONS,
@@ -202,7 +202,7 @@ def _replace(blocks: Any, stream: DeltaStream, annealing: Annealing | None) -> N
         )
 
 
-@made_once
+@cache
 def _converted(kind: Any) -> Any:
     contents = {"__doc__": kind.__doc__, "made_of": (_converted, kind)}
     return type(f"Delta{kind.__name__}", (Converted, kind), contents)

@@ -11,15 +11,7 @@ import torch
 from torch import Tensor
 
 from ddl.errors import InputError, first_line, listed, reason_of
-from ddl.files import (
-    atomic_directory,
-    read_text,
-    require_file,
-    require_new_directory,
-    target,
-    without_advice_on_pickles,
-    written,
-)
+from ddl.files import atomic_directory, require_new_directory, without_advice_on_pickles, written
 from ddl.models import GPT, NanoGPT
 from ddl.models.config import GPTConfig
 from ddl.models.finite import require_finite
@@ -33,7 +25,6 @@ from ddl.paths import (
     at_home,
     path_kind,
     require_kind,
-    require_utf8,
 )
 
 from .exporting import revert
@@ -187,7 +178,7 @@ def export_checkpoint(
 ) -> list[str]:
     """Write a model's parameters as the paper's code has them; return lines for the user."""
     theirs, state = revert(config, state, layout=layout)
-    with atomic_directory(target(out)) as folder:
+    with atomic_directory(out) as folder:
         torch.save(state, folder / WEIGHTS)
         (folder / CONFIG).write_text(json.dumps(theirs, indent=2), encoding="utf-8")
     return [_summary(config), written(out)]
@@ -276,7 +267,7 @@ def _refuse_ours(directory: Path) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        contents = json.loads(read_text(path))
+        contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(path, "be JSON", first_line(error)) from error
     if not isinstance(contents, dict):
@@ -287,9 +278,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Read a weight file; code in a pickle never runs."""
     try:
-        require_file(path)
         if path.suffix.lower() == ".safetensors":
-            require_utf8(path, argument="src")
             import safetensors.torch
 
             return safetensors.torch.load_file(path)

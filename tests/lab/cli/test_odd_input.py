@@ -21,7 +21,6 @@ from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, to_json
 from ddl.lab.exchange import import_checkpoint
 from ddl.lab.train import train
-from tests.support.eval_reference import TASKS
 from tests.support.train_cases import quiet, short
 
 SIZES = "--model.hidden-size 32 --model.block-size 32 --steps 2 --eval-batches 1 --device cpu"
@@ -61,24 +60,10 @@ def test_names_that_are_markup_elsewhere(
     assert ddl("sample", out, "--tokens", 2, "--prompt", "The") == 0
 
 
-def test_bytes_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = tmp_path / NOT_UTF8
-    data.write_text(TEXT)
-    out = tmp_path / "run"
-    assert ddl("train", "tiny", *SIZES.split(), "--data", data, "--out", out) == 0
-    assert ddl("train", "tiny", *SIZES.split(), "--out", tmp_path / NOT_UTF8) == 1
-    assert capsys.readouterr().err.startswith("ddl train: `--out` must be a path in UTF-8, got ")
-    assert ddl("sample", out, "--prompt", NOT_UTF8) == 1
+def test_a_prompt_that_is_not_utf8(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ddl("sample", models / "run", "--prompt", NOT_UTF8) == 1
     expected = "ddl sample: `--prompt` must be UTF-8 text, got '\\udcff run'\n"
     assert capsys.readouterr().err == expected
-
-
-READERS = (
-    *("sample run", "inspect run", "export run --hf out", "import run out --reverse"),
-    *("eval run --tasks local_arc --include-path TASKS", "train --resume run"),
-    "train tiny --init-from run --out out",
-)
-WRITERS = ("export run --hf out", "import theirs.pt out")
 
 
 @pytest.fixture(scope="module")
@@ -89,30 +74,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.move(root / "theirs/pytorch_model.bin", root / "theirs.pt")
     (root / "text.txt").write_text(TEXT)
     return root
-
-
-@pytest.mark.parametrize(
-    ("command", "name"), [*((c, "run") for c in READERS), *((c, "out") for c in WRITERS)]
-)
-def test_a_model_whose_path_is_not_utf8(
-    command: str,
-    name: str,
-    models: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """safetensors and tokenizers take no other paths."""
-    shutil.copytree(models, tmp_path, dirs_exist_ok=True)
-    if name == "run":
-        (tmp_path / "run").rename(tmp_path / NOT_UTF8)
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    words = command.replace("TASKS", str(TASKS)).split()
-    assert main([NOT_UTF8 if word == name else word for word in words]) == 1
-    sentence = f"` must be a path in UTF-8, got {NOT_UTF8!r}\n"
-    assert capsys.readouterr().err.endswith(sentence)
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tests.support.eval_cases import datasets_in
 from tests.support.eval_reference import TASKS
 from tests.support.hf_cases import small
 
+OTHER = "it holds more than tensors, or is of another format"
 CLASS = argparse.Namespace(a=1)
 EVAL = f"--tasks local_arc --include-path {TASKS} --device cpu --out scores.json"
 COMMANDS = [
@@ -63,16 +64,10 @@ FILES: dict[str, tuple[Any, str]] = {
         lambda path: torch.save(nn.Linear(2, 2), path),
         "refers to torch.nn.modules.linear.Linear",
     ),
-    "pickle, protocol 4": (
-        lambda path: path.write_bytes(pickle.dumps({"a": CLASS}, 4)),
-        "it holds more than tensors, or is of another format",
-    ),
-    "no pickle": (lambda path: path.write_text("hello world\n" * 20), "it is not a pickle"),
-    "TorchScript": (
-        lambda path: torch.jit.script(nn.Linear(2, 2)).save(str(path)),
-        "it holds more than tensors, or is of another format",
-    ),
-    "tar": (in_a_tar, "it holds more than tensors, or is of another format"),
+    "pickle, protocol 4": (lambda path: path.write_bytes(pickle.dumps({"a": CLASS}, 4)), OTHER),
+    "no pickle": (lambda path: path.write_text("hello world\n" * 20), OTHER),
+    "TorchScript": (lambda path: torch.jit.script(nn.Linear(2, 2)).save(str(path)), OTHER),
+    "tar": (in_a_tar, OTHER),
 }
 
 

@@ -1,5 +1,5 @@
 """Every path that a user gives, in options, files, variables and Python: `~` is the home directory,
-and a text that is no path is refused."""
+and an empty text is refused."""
 
 from __future__ import annotations
 
@@ -82,14 +82,13 @@ def test_an_option(kind: Any, name: str, home: Path) -> None:
         made(kind, name, NOBODY)
 
 
-@pytest.mark.parametrize("text", ["", "a\0b", "\ud800"])
 @pytest.mark.parametrize(("kind", "name"), FIELDS)
-def test_a_text_that_is_no_path(kind: Any, name: str, text: str) -> None:
-    """Python makes the current directory of an empty one, and raises ValueError for the others."""
-    if text or "Path" not in str(get_type_hints(kind)[name]):
-        expected = "at least one name" if (name, text) == ("tasks", "") else "a path"
+def test_an_empty_text(kind: Any, name: str) -> None:
+    """Python makes the current directory of an empty path."""
+    if "Path" not in str(get_type_hints(kind)[name]):
+        expected = "at least one name" if name == "tasks" else "a path"
         with pytest.raises(InputError, match=f"^`{name}` must be {expected}, got "):
-            made(kind, name, text)
+            made(kind, name, "")
 
 
 OPTIONS = [(name, field) for name in COMMANDS for field in path_fields(COMMANDS[name].options)]
@@ -125,12 +124,6 @@ def test_the_files_of_a_sweep_and_of_a_run(home: Path) -> None:
         parse_sweep(values | {"out": NOBODY})
     with pytest.raises(InputError, match=f"^`options.data` {REFUSED}"):
         parse_sweep(values | {"options": {"data": NOBODY}})
-    with pytest.raises(InputError, match=r"^`options.data` must be a path, got 'a\\x00b'$"):
-        parse_sweep(values | {"options": {"data": "a\0b"}})
-    with pytest.raises(InputError, match=r"^`out` must be a path, got 'a\\x00b'$"):
-        parse_sweep(values | {"out": "a\0b"})
-    with pytest.raises(InputError, match=r"^`data` must be a path, got 'a\\ud800'$"):
-        from_json(TrainConfig, '{"data": "a\\ud800"}')
     stored = from_json(TrainConfig, json.dumps({"data": "~/text", "out": "~/run"}))
     assert (stored.data, stored.out) == (f"{home}/text", home / "run")
 

@@ -31,7 +31,6 @@ from ddl.lab.load import load_for_transformers
 from ddl.models.tokenizers import ByteTokenizer
 from tests.support.eval_cases import datasets_in, fill, make, paper_index, write_run
 from tests.support.eval_reference import TASKS
-from tests.support.in_time import in_time
 
 KINDS = (
     "a run directory of `ddl train`, a Hugging Face directory with a model of ddl, a Hugging Face"
@@ -327,13 +326,3 @@ def test_without_lm_eval(run: Path) -> None:
     assert done.returncode == 1
     expected = "ddl eval: `ddl eval` needs the `eval` extra: pip install 'ddl-rs[eval]'\n"
     assert done.stderr == expected
-
-
-def test_task_files_that_are_none(tmp_path: Path) -> None:
-    """lm-eval would wait for a writer."""
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "folder/task.yaml")
-    (tmp_path / "nowhere.yaml").symlink_to("nothing")
-    got = f"{tmp_path}/folder/task.yaml: it is a pipe, not a regular file"
-    with in_time(), pytest.raises(InputError, match=f"^`include_path` must have .*, got {got}$"):
-        tasks.index(["x"], tmp_path)

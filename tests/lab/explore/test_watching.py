@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddl.files import alone_in
 from ddl.lab.explore.watching import SILENT, Snapshot, View, Watch
 from ddl.lab.train.json_lines import JsonLines
-from ddl.locks import alone_in
 from tests.lab.analysis.cases import make_run, write_evaluation
 from tests.lab.explore.conftest import append, copied
 

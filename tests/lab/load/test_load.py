@@ -125,8 +125,8 @@ def test_one_name_for_the_path(tmp_path: Path) -> None:
         load_for_transformers(tmp_path / "gone", argument="where")
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "x\0y"])
-def test_a_path_that_cannot_be(name: str) -> None:
+def test_a_name_that_is_too_long() -> None:
+    name = "x" * 300
     assert path_kind(Path(name)) is None
     with pytest.raises(InputError, match=r"^`run` must be "):
         load(name, argument="run")

@@ -28,7 +28,6 @@ from ddl.lab.train import Trainer, checkpoint, train
 from ddl.lab.train.runs import RunDirectory
 from ddl.models import GPT
 from tests.lab.train.crash import assert_same, curve, tensors
-from tests.support.in_time import in_time
 from tests.support.train_cases import quiet
 
 
@@ -251,15 +250,6 @@ def test_checkpoints_that_are_no_directory(stopped: TrainConfig) -> None:
     folder.write_text("")
     sentence = f"`run` must have a readable directory checkpoints, got {folder}: Not a directory"
     refused(stopped, sentence)
-
-
-def test_metrics_that_are_a_pipe(stopped: TrainConfig) -> None:
-    """It has no writer, so that opening it would wait for ever."""
-    file = stopped.directory / "metrics.jsonl"
-    file.unlink()
-    os.mkfifo(file)
-    with in_time():
-        refused(stopped, f"`{file}` must be lines of JSON with a step each, got [Errno 95] it is a")
 
 
 @pytest.mark.parametrize(

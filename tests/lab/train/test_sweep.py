@@ -20,6 +20,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ddl.errors import InputError
+from ddl.files import alone_in
 from ddl.lab import data
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.sweeps import Sweep, parse_sweep
@@ -29,7 +30,6 @@ from ddl.lab.train.listing import read_times
 from ddl.lab.train.metrics import peak_memory
 from ddl.lab.train.runs import RunDirectory
 from ddl.lab.train.sweep import Pace, duration, reset_peak_memory, state_of, train_sweep
-from ddl.locks import alone_in
 from tests.lab.train.crash import assert_same, curve, tensors
 from tests.support.processes import Forked, command
 from tests.support.train_cases import quiet, recorder

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from ddl.nn import DeltaMixer
-from ddl.options import MIXER_OPTIONS
+from ddl.options import MixerKind
 
 B, T, D, HEADS, N, SIZE = 2, 11, 12, 2, 3, 5
-KINDS: tuple[str, ...] = MIXER_OPTIONS["kind"].allowed  # type: ignore[assignment]
+KINDS: tuple[str, ...] = get_args(MixerKind)
 GATED = (False, True, "per-feature")
 
 

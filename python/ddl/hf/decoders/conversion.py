@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ddl.locks import made_once
 from ddl.nanogpt.annealing import Annealing, count_steps
 from ddl.nanogpt.model import (
     OF_THE_MODEL,
@@ -151,7 +151,7 @@ def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> N
     )
 
 
-@made_once  # so that a copy is of the same class
+@cache  # so that a copy is of the same class
 def decoder_class(kind: Any, structure: Structure, options: tuple[tuple[str, Any], ...]) -> Any:
     """The subclass of a transformers class whose models are converted when they are made."""
     contents = {

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from ddl.errors import InputError
-from ddl.files import require_files
 from ddl.paths import at_home
 
 from .configuration import DDLDecoderConfig
@@ -63,7 +62,6 @@ def load_adapter(model: Model, path: str | Path) -> Model:
     Raises InputError if `path` has no adapter, or one of another kind of model or other sizes.
     """
     path = at_home(path, argument="path")
-    require_files(path)
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     if not isinstance(config, DDLDecoderConfig) or config.stream.get("train") != "stream":
         raise InputError("path", "hold an adapter of a converted decoder", path)

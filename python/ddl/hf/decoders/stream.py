@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -13,7 +14,6 @@ from accelerate.hooks import (  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.locks import made_once
 from ddl.nanogpt.annealing import blend
 from ddl.nanogpt.mixin import Rebuilt
 from ddl.nn.adapters import active, forward_of
@@ -308,7 +308,7 @@ class FinalNorm(Rebuilt):
         return super().forward(x, *args, **kwargs)  # type: ignore[misc]
 
 
-@made_once
+@cache
 def _made(mixin: Any, kind: Any) -> Any:
     contents = {"__doc__": kind.__doc__, "made_of": (_made, mixin, kind)}
     return type(kind.__name__, (mixin, kind), contents)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from rich.console import Console
 
 from ddl.errors import listed
-from ddl.files import read_text
 from ddl.lab.config.comparing import Over
 from ddl.lab.train.listing import LISTING
 from ddl.lab.train.plots import Places, plot_losses
@@ -153,7 +152,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 def _listing(file: Path) -> list[str]:
     try:
-        names = json.loads(read_text(file))["runs"]
+        names = json.loads(file.read_text(encoding="utf-8"))["runs"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
 from ddl.errors import InputError, first_line, reason_of
-from ddl.files import make_directory, read_text, refuse_link, write_text
+from ddl.files import make_directory, write_text
 from ddl.lab import data
 from ddl.lab.config import InspectConfig
 from ddl.lab.data.verifying import verify_corpus
@@ -102,7 +102,6 @@ def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any
     out = config.out
     if out is None:
         out = run / INSPECTED if run.is_dir() else run.with_name(f"{run.stem}-{INSPECTED}")
-        refuse_link(out, argument="run")
     make_directory(out)
     draw_depth(inspection, out / DEPTH)
     write_text(out / FILE, json.dumps(summary, indent=1))
@@ -145,7 +144,7 @@ def _text(
 
 def _encoded_file(path: Path, tokenizer: Tokenizer | None) -> Any:
     try:
-        text = read_text(path)
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         got = f"{path}: {reason_of(error)}"
         raise InputError("data", "be a UTF-8 text or a directory", got) from error

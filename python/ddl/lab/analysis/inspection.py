@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ddl.errors import NEWER
-from ddl.files import read_text
 from ddl.nn.additions import Addition
 from ddl.nn.hooks import Rewrite, installed
 from ddl.recording import Recording, record
@@ -84,7 +83,7 @@ def read_summary(file: Path) -> dict[str, Any]:
     Raises OSError if the file cannot be read, ValueError if it is not JSON or of another format.
     """
     try:
-        summary = json.loads(read_text(file))
+        summary = json.loads(file.read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError("JSON that is nested too deeply") from error
     if not isinstance(summary, dict):

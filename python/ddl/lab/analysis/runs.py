@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ddl.errors import InputError, first_line
-from ddl.files import read_text
 from ddl.lab.config import GPTConfig, TrainConfig
 from ddl.lab.config.paper_tasks import metric_of, paper_average
 from ddl.lab.train import checkpoint
@@ -182,7 +181,7 @@ def _last_checkpoint(path: Path) -> Manifest | None:
 def _text(file: Path) -> str | None:
     """The text of a file; None if it does not exist."""
     try:
-        return read_text(file)
+        return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

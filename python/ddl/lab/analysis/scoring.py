@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from ddl.errors import InputError, listed, reason_of
-from ddl.files import read_bytes
 from ddl.lab.config import GPTConfig
 from ddl.lab.data.spelling import spelling
 from ddl.lab.load import OURS, load
@@ -54,7 +53,7 @@ class Score(NamedTuple):
 def read_text(path: Path) -> str:
     """The text of a file; InputError if it is no regular file, not UTF-8 or empty."""
     try:
-        text = read_bytes(path).decode("utf-8")
+        text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("data", "be a UTF-8 text", f"{path}: {reason_of(error)}") from error
     if not text:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from ddl.files import target
 from ddl.lab.config import CompareConfig
 from ddl.lab.output import make_console, print_line
 
@@ -35,7 +34,7 @@ def run(args: list[str]) -> None:
         compared = compare.with_data(compared, config.data, make_console(stderr=True))
     paired = pair(compared.runs, config.baseline) if config.paired else None
     if config.plot is not None:
-        compared = compare.plot(compared, target(config.plot), config.over)
+        compared = compare.plot(compared, config.plot, config.over)
     if config.json:
         print(json.dumps(document.document(compared, paired), indent=2, allow_nan=False))
     elif config.markdown:

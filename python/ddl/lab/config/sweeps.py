@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ddl.errors import InputError, first_line, reason_of
-from ddl.files import read_text
 from ddl.models.config import GPTConfig
 from ddl.options import check_count
 from ddl.paths import at_home
@@ -57,7 +56,7 @@ def read_sweep(file: Path, model_at: ModelAt | None = None) -> Sweep:
     else:
         import tomli as tomllib  # in the extra `train`
     try:
-        text = read_text(file)
+        text = file.read_text(encoding="utf-8")
         _check_dots(file, text)
         values = tomllib.loads(text)
     except InputError:

@@ -18,7 +18,6 @@ from ddl.models.config import GPTConfig
 from ddl.models.flops import flops_per_token
 from ddl.optim import OptimConfig
 from ddl.options import check_flag, check_positive
-from ddl.paths import require_utf8
 
 __all__ = ["Tracker", "TrainConfig"]
 
@@ -117,8 +116,6 @@ class TrainConfig:
             value = getattr(self, name)
             require(isinstance(value, str | None), name, "a path as text", value)
         require(isinstance(self.out, Path | None), "out", "a path", self.out)
-        if self.out is not None:
-            require_utf8(self.out, argument="out")
         known = get_args(Tracker)
         named = isinstance(self.track, tuple) and all(name in known for name in self.track)
         require(named, "track", f"names out of {', '.join(known)}", self.track)

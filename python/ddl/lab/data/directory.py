@@ -12,7 +12,7 @@ from typing import Any
 
 from ddl._native import __version__
 from ddl.errors import InputError
-from ddl.files import checksum, is_folder, names_in, unfinished, write_text, writing
+from ddl.files import checksum, names_in, unfinished, write_text, writing
 from ddl.lab.config import PrepareConfig
 from ddl.models.tokenizers import Tokenizer, describe
 
@@ -31,10 +31,10 @@ def refuse_foreign_files(out: Path) -> None:
         name
         for name in names
         if not (name in ours or _is_temporary(name) or (begun and SHARD.fullmatch(name)))
-        or is_folder(out / name)
+        or (out / name).is_dir()
     ]
     if others:
-        what = "the directory " if is_folder(out / others[0]) else ""
+        what = "the directory " if (out / others[0]).is_dir() else ""
         raise InputError(
             "out",
             "be new, empty or a directory that `ddl prepare` began",

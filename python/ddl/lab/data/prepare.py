@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddl.errors import InputError, reason_of
-from ddl.files import new_directories, read_text
+from ddl.files import alone_in, new_directories
 from ddl.lab.config import PrepareConfig
 from ddl.lab.machine import usable_cores
-from ddl.locks import alone_in
 from ddl.models.tokenizers import (
     END_OF_TEXT,
     ByteTokenizer,
@@ -137,7 +136,8 @@ def choose_tokenizer(name: str, document_token: str) -> tuple[Tokenizer, int | N
 
 def _read_tokenizer(path: Path) -> str:
     try:
-        return read_text(path / TOKENIZER if path.is_dir() else path)
+        file = path / TOKENIZER if path.is_dir() else path
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         got = f"{path}: {reason_of(error)}"
         raise InputError("tokenizer", "be bytes, gpt2 or a tokenizer.json", got) from error

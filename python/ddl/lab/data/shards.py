@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.errors import NEWER, InputError, check_fields, first_line, reason_of
-from ddl.files import atomic_file, open_file, read_text, write_text
+from ddl.files import atomic_file, write_text
 from ddl.models.tokenizers import Tokenizer, describe, restore_json
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
@@ -101,7 +101,7 @@ def read_index(folder: Path, *, argument: str = "data") -> Index:
     """Read index.json; raise InputError if it is missing, damaged or of another format."""
     path = folder / INDEX
     try:
-        values = json.loads(read_text(path))
+        values = json.loads(path.read_text(encoding="utf-8"))
         known = values.pop("format"), values.pop("version")
         if known != (FORMAT, VERSION):
             raise ValueError(f"format {known[0]!r}, version {known[1]!r}; {NEWER}")
@@ -264,7 +264,7 @@ def map_file(
     expected: of `data`, for the error.
     """
     try:
-        with open_file(path) as file:
+        with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             problem = problem_of(size)
             if problem is None and size == 0:
@@ -299,7 +299,7 @@ def read_tokenizer(folder: Path, index: Index) -> Tokenizer:
     than that of the index."""
     path = folder / TOKENIZER
     try:
-        text = read_text(path)
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(path, "be JSON", first_line(error)) from error
     tokenizer = restore_json(text, path)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ddl.errors import InputError, reason_of
-from ddl.files import open_file
 
 from .content import HEAD, Foreign, foreign, inner
 
@@ -120,7 +119,7 @@ def _format(path: Path) -> Format | None:
 
 def _foreign(source: Source) -> Foreign | None:
     """The kind of a file if its suffix says another; None if it may be what that says."""
-    with open_file(source.path) as file:
+    with source.path.open("rb") as file:
         head = file.read(HEAD)
         if source.format == "parquet":
             return foreign(source.path, head, "parquet")

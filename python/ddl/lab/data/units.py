@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from ddl.errors import InputError, first_line
-from ddl.files import open_file, require_file
 
 from .content import BOM
 from .documents import first_piece, is_held_out
@@ -34,7 +33,7 @@ def _units(source: Source, how: Reading) -> Iterator[Unit]:
     if source.format == "parquet":
         yield from _rows(source, how)
         return
-    with reading(source.path), open_file(source.path) as raw:
+    with reading(source.path), source.path.open("rb") as raw:
         file: IO[bytes] = raw
         if source.compressed:
             file = io.BufferedReader(gzip.GzipFile(fileobj=raw), UNIT)
@@ -112,7 +111,6 @@ def _open_parquet(path: Path, field: str) -> Any:
     """Open a parquet file that streams its pages instead of reading whole column chunks."""
     from pyarrow import parquet, types
 
-    require_file(path)
     file = parquet.ParquetFile(path, buffer_size=UNIT, pre_buffer=False)
     columns = {column.name: column.type for column in file.schema_arrow}
     if field not in columns:

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import DownloadColumn
 
 from ddl.errors import InputError, reason_of
-from ddl.files import open_file
 from ddl.lab.machine import usable_cores
 from ddl.lab.progress import passing_bar
 
@@ -92,7 +91,7 @@ def _read(
     """Read a file once; raise InputError if its checksum is another, or for what `look` returns."""
     digest, problem = hashlib.sha256(), None
     try:
-        with open_file(path) as file:
+        with path.open("rb") as file:
             while block := file.read(BLOCK):
                 digest.update(block)
                 numbers = np.frombuffer(block, dtype, count=len(block) // dtype.itemsize)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ddl import environment
 from ddl.errors import InputError, reason_of
-from ddl.files import read_bytes
 
 from .report import Facts, Report, tilde
 
@@ -130,7 +129,7 @@ def contents(report: Report, directory: Path, found: list[Path], *, whole: bool)
 def is_damaged(path: Path) -> bool:
     """Whether an entry is cut, changed, unreadable, or under another entry's name."""
     try:
-        data = read_bytes(path)
+        data = path.read_bytes()
     except OSError:
         return True
     start = len(MAGIC) + CHECKSUM

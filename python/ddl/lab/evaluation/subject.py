@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ddl.errors import InputError
-from ddl.files import open_file
 from ddl.lab.load import FOR_TRANSFORMERS
 from ddl.paths import is_run, require_kind
 
@@ -49,7 +48,7 @@ def _hash(files: list[Path]) -> str:
     """SHA-256 over the concatenated weight files."""
     digest = hashlib.sha256()
     for name in files:
-        with open_file(name) as file:
+        with name.open("rb") as file:
             while block := file.read(2**20):
                 digest.update(block)
     return digest.hexdigest()

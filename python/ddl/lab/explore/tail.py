@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from ddl.errors import InputError, reason_of
-from ddl.files import open_file
 from ddl.lab.train.json_lines import Record, parse
 
 T = TypeVar("T")
@@ -54,7 +53,7 @@ class Tail(Generic[T]):
         return before != (len(self.records), self.problem, self._inode)
 
     def _new_bytes(self) -> bytes:
-        with open_file(self.path) as file:
+        with self.path.open("rb") as file:
             status = os.fstat(file.fileno())
             if status.st_ino == self._inode and status.st_size == self._end:
                 return b""

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ddl.errors import InputError, first_line
+from ddl.files import is_locked
 from ddl.lab.analysis.compare import runs_at, unique_names
 from ddl.lab.analysis.inspection import FILE
 from ddl.lab.analysis.runs import Run, describe_run, newest_evaluation
 from ddl.lab.config import TrainConfig
 from ddl.lab.train.json_lines import Record, number
 from ddl.lab.train.runs import DIVERGED, INSPECTED, METRICS, RECORDINGS, load_config
-from ddl.locks import is_locked
 from ddl.paths import CONFIG, is_run
 
 from .benchmarks import Benchmarks, RecordFiles

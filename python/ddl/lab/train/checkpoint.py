@@ -25,7 +25,7 @@ import safetensors
 from torch import Tensor
 
 from ddl.errors import NEWER, InputError, check_fields, first_line, reason_of
-from ddl.files import atomic_directory, atomic_file, checksum, read_text, writing
+from ddl.files import atomic_directory, atomic_file, checksum, writing
 
 from .processes import ALONE, Processes
 
@@ -126,7 +126,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read what a checkpoint says about itself; raise InputError if that is damaged or unknown."""
     file = path / MANIFEST
     try:
-        values = json.loads(read_text(file))
+        values = json.loads(file.read_text(encoding="utf-8"))
         if values["format"] != FORMAT:
             got = f"format {values['format']!r}, which this version does not know; {NEWER}"
             raise InputError(file, f"have format {FORMAT}", got)

@@ -10,13 +10,13 @@ from dataclasses import asdict, replace
 import torch
 from rich.console import Console
 
+from ddl.files import alone_in
 from ddl.lab import data
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.sweeps import Sweep
 from ddl.lab.device import pick_device
 from ddl.lab.output import print_line
 from ddl.lab.timing import Timed, interleave
-from ddl.locks import alone_in
 
 from .launch import enough_memory
 from .listing import StepTime, read_times, write_listing

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl.errors import InputError, first_line
-from ddl.files import append_line, read_text, sync, write_text
+from ddl.files import append_line, sync, write_text
 
 Record = dict[str, Any]
 LARGEST = 1e300  # of a number that is drawn or compared: sums and ranges of these are floats
@@ -49,7 +49,7 @@ class JsonLines:
 
     def _lines(self) -> list[str]:
         try:
-            text = read_text(self.path, errors="replace")
+            text = self.path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ddl.files import make_directory, read_text, write_text
+from ddl.files import make_directory, write_text
 from ddl.lab.config.sweeps import Sweep
 
 from .json_lines import finite
@@ -43,7 +43,7 @@ def write_listing(sweep: Sweep, times: Mapping[str, StepTime] | None = None) -> 
 def read_times(out: Path) -> dict[str, StepTime]:
     """The times in a sweep's listing, by variant; without those that are damaged."""
     try:
-        values = json.loads(read_text(out / LISTING)).get(SECONDS, {})
+        values = json.loads((out / LISTING).read_text(encoding="utf-8")).get(SECONDS, {})
         times = {
             name: StepTime(finite(own) or 0.0, finite(of_baseline) or 0.0, str(options))
             for name, (own, of_baseline, options) in values.items()

@@ -11,7 +11,7 @@ from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import plain
 from ddl.lab.data import Corpus
 from ddl.models.tokenizers import describe
-from ddl.paths import CONFIG, at_home, is_run, require_utf8
+from ddl.paths import CONFIG, at_home, is_run
 
 from . import checkpoint
 from .checkpoint import Manifest
@@ -75,7 +75,6 @@ def _start(run: RunDirectory, config: TrainConfig) -> Start:
     directory = run.path
     stored = load_config(directory)
     _check_equal(plain(stored), plain(config), directory)
-    run.refuse_links("resume")
     path = run.find_checkpoint(LAST)
     if path is None and (directory / WEIGHTS).exists():  # of an earlier version, or of ddl demo
         raise InputError("resume", "be a run with checkpoints", f"{directory}, with weights only")
@@ -125,7 +124,6 @@ def check_corpus(start: Start, corpus: Corpus) -> None:
 def options_of(run: str) -> TrainConfig:
     """The configuration that a run was started with, to go on in its directory."""
     path = at_home(run, argument="resume")
-    require_utf8(path, argument="resume")
     stored = load_config(path, argument="resume")
     return replace(stored, out=path, overwrite=False, resume=str(path))
 

@@ -23,16 +23,13 @@ from torch import nn
 
 from ddl.errors import InputError, first_line, reason_of
 from ddl.files import (
+    alone_in,
     atomic_file,
-    is_folder,
     make_directory,
     names_in,
     new_directories,
-    read_text,
-    refuse_link,
     remove,
     remove_at_once,
-    require_file,
     unfinished,
     write_text,
     writing,
@@ -40,7 +37,6 @@ from ddl.files import (
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, to_json
 from ddl.lab.data.shards import tokenizer_sum
-from ddl.locks import alone_in
 from ddl.models import GPT
 from ddl.models.finite import require_finite
 from ddl.models.tokenizers import Tokenizer, describe, restore_json
@@ -130,7 +126,7 @@ class RunDirectory:
     def _files(self) -> list[Path]:
         """The files of a run, of which the trackers have those in their folders."""
         files = [self.path / name for name in FILES]
-        parts = ([*f.iterdir()] if f.name in TRACKED and is_folder(f) else [f] for f in files)
+        parts = ([*f.iterdir()] if f.name in TRACKED and f.is_dir() else [f] for f in files)
         return [file for part in parts for file in part]
 
     @contextmanager
@@ -201,14 +197,6 @@ class RunDirectory:
             raise InputError("checkpoint", f"be {expected}", repr(which))
         return self.checkpoint_path(int(which))
 
-    def refuse_links(self, argument: str = "out") -> None:
-        """Raise InputError if the checkpoints lie behind a link, where they would be written.
-
-        The run directory may be a link, and so may a checkpoint, which is then only read; of one
-        that is not kept, the link is removed.
-        """
-        refuse_link(self.path / CHECKPOINTS, argument=argument)
-
     def drop_checkpoint(self, step: int) -> None:
         """Remove a checkpoint; it vanishes in one step."""
         remove_at_once(self.checkpoint_path(step))
@@ -216,7 +204,7 @@ class RunDirectory:
     def drop_unfinished(self) -> None:
         """Remove what a killed process has left of files that it was writing or removing."""
         checkpoints = self.path / CHECKPOINTS
-        for folder in (self.path, *([checkpoints] if is_folder(checkpoints) else [])):
+        for folder in (self.path, *([checkpoints] if checkpoints.is_dir() else [])):
             for name in os.listdir(folder) if folder.exists() else ():
                 if _is_unfinished(name):
                     with writing(folder):
@@ -325,7 +313,6 @@ def load_tokenizer(path: Path, manifest: checkpoint.Manifest | None) -> Tokenize
 
 def _load_weights(file: Path, model: GPT, device: torch.device) -> None:
     try:
-        require_file(file)
         safetensors.torch.load_model(model, file, device=str(device))
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         got = first_line(error)
@@ -334,7 +321,7 @@ def _load_weights(file: Path, model: GPT, device: torch.device) -> None:
 
 def _read(path: Path, name: str) -> str:
     try:
-        return read_text(path / name)
+        return (path / name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         got = f"{path}: {reason_of(error)}"
         raise InputError("run", f"be a run directory with {name}", got) from error

@@ -125,11 +125,8 @@ class Saver:
 
     def _is_updated(self, path: Path, manifest: Manifest) -> bool:
         """Flush the records; if the checkpoint is there, only replace what it says about itself."""
-        self.run.refuse_links()  # the folder may have been moved elsewhere since training began
         self.run.metrics.sync()
         self.run.recordings.sync()
-        if path.is_symlink():  # a checkpoint that lies elsewhere stays as it is there
-            self.run.drop_checkpoint(manifest.step)
         if not path.exists():
             return False
         checkpoint.update(path, manifest)  # the state is the same, but it has been evaluated since

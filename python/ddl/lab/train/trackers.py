@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ddl.errors import InputError, first_line
-from ddl.files import refuse_link, remove
+from ddl.files import remove
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import plain
 
@@ -69,10 +69,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 def open_trackers(names: Iterable[str], run: Tracked) -> list[Tracker]:
     """Open trackers for a run. If one fails, close the others, leave no file of theirs in the run
-    directory, and raise InputError: nobody answers a prompt, such as one for a key. A tracker's
-    folder that is a link is refused, too."""
-    for folder in (run.path / name for name in names if name in TRACKED):
-        refuse_link(folder, argument="out")
+    directory, and raise InputError: nobody answers a prompt, such as one for a key."""
     before = _entries(run.path)
     with ExitStack() as failing:
         failing.callback(lambda: _drop(run.path, before))

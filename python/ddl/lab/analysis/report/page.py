@@ -14,7 +14,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from ddl.errors import InputError, reason_of
-from ddl.files import atomic_file, open_file, target
+from ddl.files import atomic_file
 from ddl.lab.config import ReportConfig
 from ddl.paths import is_run
 
@@ -67,7 +67,7 @@ def write_report(config: ReportConfig) -> list[str]:
     compared = compare(config.runs)
     paired = pair(compared.runs, config.baseline) if config.paired else None
     page = render(compared, paired)
-    with atomic_file(target(config.out)) as temporary:
+    with atomic_file(config.out) as temporary:
         temporary.write_bytes(page)
     return compared.notes + ([] if paired is None else paired.notes)
 
@@ -116,7 +116,7 @@ def _refuse_other_file(config: ReportConfig) -> None:
     try:
         if not out.exists():
             return
-        with open_file(out) as file:
+        with out.open("rb") as file:
             known = file.read(len(OPENING)) == OPENING
     except OSError as error:
         raise InputError("out", "be a file", f"{out}: {reason_of(error)}") from error

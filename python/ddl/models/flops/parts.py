@@ -206,9 +206,9 @@ def direction(d: int, m: int, kind: Direction, hidden: int) -> Flops:
     if kind == "attention":
         maps = linear(d, hidden) + linear(hidden, d) + linear(d, d)
         return maps + work(0, 7 * d * m, 14 * d * m) + softmax(m)
-    width, pooled = (d * m, "flatten") if kind == "flatten" else (d, "pooled")
+    width = d * m if kind == "flatten" else d
     layers = linear(width, hidden) + linear(hidden, d) + work(0, hidden, 2 * hidden)
-    return pool(d, m, pooled) + layers
+    return pool(d, m, "flatten" if kind == "flatten" else "pooled") + layers
 
 
 def further_directions(d: int, n: int, rank: int | None) -> Flops:

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from ddl.nn.additions import AddingStream, Addition
 from ddl.nn.checks import require_own_forward
-from ddl.nn.history import History
 
 from ..sublayers import wide
 
@@ -59,15 +58,8 @@ class AttentionResidualStream(AddingStream):
         for query in self.queries:
             nn.init.zeros_(query)
 
-    def forward(
-        self,
-        x: Tensor,
-        *args: Any,
-        history: History | None = None,
-        keep: Tensor | None = None,
-        document_starts: Tensor | None = None,
-    ) -> Tensor:
-        """Map embeddings x (B, T, d) to the final read (B, T, d); arguments as in DeltaStream."""
+    def forward(self, x: Tensor, *args: Any, keep: Tensor | None = None, **_: Any) -> Tensor:
+        """Map embeddings x (B, T, d) to the final read (B, T, d); as AdditiveStream."""
         sums, read = [x], x
         queries = require_own_forward("queries", self.queries, nn.ParameterList)
         parts = zip(self.norms, self.sublayers, queries, strict=True)

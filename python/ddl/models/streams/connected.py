@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ddl.nn.additions import AddingStream, Addition
-from ddl.nn.history import History
 from ddl.reference import without_autocast
 
 from ..sublayers import wide
@@ -49,7 +48,7 @@ class ConnectedStream(AddingStream):
         streams: int,
         *,
         connections: Iterable[nn.Module],
-        norm: Callable[[], nn.Module] = nn.Identity,
+        norm: Callable[[], nn.Module],
         head: nn.Module,
     ) -> None:
         super().__init__()
@@ -62,18 +61,11 @@ class ConnectedStream(AddingStream):
 
     def reset_parameters(self) -> None:
         for module in (*self.norms, *self.connections, self.head, self.readout):
-            if not isinstance(module, nn.Identity):
+            if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
 
-    def forward(
-        self,
-        x: Tensor,
-        *args: Any,
-        history: History | None = None,
-        keep: Tensor | None = None,
-        document_starts: Tensor | None = None,
-    ) -> Tensor:
-        """Map embeddings x (B, T, d) to the final read (B, T, d); arguments as in DeltaStream."""
+    def forward(self, x: Tensor, *args: Any, keep: Tensor | None = None, **_: Any) -> Tensor:
+        """Map embeddings x (B, T, d) to the final read (B, T, d); as AdditiveStream."""
         state = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
         parts = zip(self.norms, self.sublayers, self.connections, strict=True)
         for i, (norm, sublayer, connection) in enumerate(parts):
@@ -92,9 +84,6 @@ class ConnectedStream(AddingStream):
 
 class SumOfStreams(nn.Module):
     """The sum of n streams (…, n, d)."""
-
-    def reset_parameters(self) -> None:
-        """It has no parameters."""
 
     def forward(self, state: Tensor) -> Tensor:
         return state.sum(-2)

@@ -70,18 +70,6 @@ class NanoGPTConfig:
         return "ddl-cc" if conv else "ddl-cc-noec"
 
 
-class LayerNorm(nn.Module):
-    """LayerNorm with or without bias."""
-
-    def __init__(self, width: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
-
-
 class CausalSelfAttention(nn.Module):
     """Attention (B, T, d) → (B, T, d) with one projection for queries, keys and values."""
 
@@ -126,9 +114,9 @@ class Block(nn.Module):
 
     def __init__(self, config: NanoGPTConfig) -> None:
         super().__init__()
-        self.ln_1 = LayerNorm(config.n_embd, config.bias)
+        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attn = CausalSelfAttention(config)
-        self.ln_2 = LayerNorm(config.n_embd, config.bias)
+        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,7 +142,7 @@ class NanoGPT(nn.Module):
                 "wpe": nn.Embedding(config.block_size, d),
                 "drop": nn.Dropout(config.dropout),
                 "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
-                "ln_f": LayerNorm(d, config.bias),
+                "ln_f": nn.LayerNorm(d, bias=config.bias),
             }
         )
         self.lm_head = nn.Linear(d, config.vocab_size, bias=False)
@@ -200,24 +188,15 @@ class NanoGPT(nn.Module):
         idx: Tensor,
         max_new_tokens: int,
         *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        vocabulary: int | None = None,
-        generator: torch.Generator | None = None,
         progress: Callable[[], object] | None = None,
+        **options: Any,
     ) -> Tensor:
         """Continue idx (B, T) by `max_new_tokens` tokens, with the arguments of `GPT.generate`.
 
-        The model sees the last block_size tokens, all of them again for each new one.
+        The model sees the last block_size tokens, all of them again for each new one. options:
+        temperature, top_k, top_p, vocabulary and generator.
         """
-        sampling = Sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            generator=generator,
-            vocabulary=vocabulary,
-        )
+        sampling = Sampling(**options)
         check_count("max_new_tokens", max_new_tokens, least=0)
         for _ in range(max_new_tokens):
             with torch.inference_mode():

@@ -69,35 +69,27 @@ def place(
     if attention_mask is not None:
         mask = _checked(attention_mask, (batch, start + new), start, x.device)
     before = None if cache is None else cache.begins
-    if document_starts is not None or before is not None:
-        numbers = torch.arange(start, start + new, device=x.device)
-        begins = begins_of(numbers.expand(batch, new), document_starts, before)
-        keep = None if mask is None else mask[:, start:]
-        seen = _within_documents(start, numbers, begins, mask)
-        return Tokens(start, *seen, cache, begins, keep, document_starts)
+    several = document_starts is not None or before is not None
+    if mask is None and not several:
+        if start == 0:
+            return Tokens(cache=cache)
+        # is_causal of F.scaled_dot_product_attention fits only if queries and keys start together.
+        ones = torch.ones(new, start + new, dtype=torch.bool, device=x.device)
+        return Tokens(start, None, False, ones.tril(start) if new > 1 else None, cache)
+    numbers = torch.arange(start, start + new, device=x.device)
+    begins = begins_of(numbers.expand(batch, new), document_starts, before)
+    keys = torch.arange(start + new, device=x.device)
+    visible = (keys <= numbers[:, None]) & (keys >= begins[:, :, None])
+    positions, keep = numbers - begins, None
     if mask is not None:
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, start:]
-        keep = mask[:, start:]
-        return Tokens(start, positions, False, _attended(mask, start), cache, keep=keep)
-    if cache is None or start == 0:
-        return Tokens(cache=cache)
-    # is_causal of F.scaled_dot_product_attention fits only if queries and keys start together.
-    visible = _causal(start, new, cache.device) if new > 1 else None
-    return Tokens(start, None, False, visible, cache)
-
-
-def _within_documents(
-    start: int, numbers: Tensor, begins: Tensor, mask: Tensor | None
-) -> tuple[Tensor, bool, Tensor]:
-    """Return positions, causal and visible of `Tokens` for the tokens `numbers` (T,)."""
-    keys = torch.arange(start + numbers.shape[0], device=numbers.device)
-    before = (keys <= numbers[:, None]) & (keys >= begins[:, :, None])
-    if mask is None:
-        return numbers - begins, False, before.unsqueeze(1)
-    count = (mask.cumsum(-1) - 1).clamp(min=0)
-    positions = count[:, start:] - count.gather(1, begins)
-    visible = (before & mask[:, None, :]) | (keys == numbers[:, None])  # itself: none would be 0/0
-    return positions, False, visible.unsqueeze(1)
+        count = (mask.cumsum(-1) - 1).clamp(min=0)
+        positions, keep = count[:, start:] - count.gather(1, begins), mask[:, start:]
+        # Padding attends to itself: attention to nothing would be 0/0.
+        visible = (visible & mask[:, None, :]) | (keys == numbers[:, None])
+    begun = begins if several else None
+    return Tokens(
+        start, positions, False, visible.unsqueeze(1), cache, begun, keep, document_starts
+    )
 
 
 def _place_static(
@@ -174,18 +166,3 @@ def _check_left(mask: Tensor | None) -> None:
             "`attention_mask` must have its padding on the left to go on from a cache, got padding "
             "behind a token"
         )
-
-
-def _attended(mask: Tensor, start: int) -> Tensor:
-    """Mask (B, 1, T, start + T) of the tokens before each one, except padding, and itself.
-
-    Padding attends to itself, too: attention to nothing would be 0/0.
-    """
-    causal = _causal(start, mask.shape[1] - start, mask.device)
-    itself = causal & ~causal.tril(start - 1)
-    return (causal & mask[:, None, None, :]) | itself
-
-
-def _causal(start: int, tokens: int, device: torch.device | None) -> Tensor:
-    """Causal mask (T, start + T): token t attends to the first start + t + 1."""
-    return torch.ones(tokens, start + tokens, dtype=torch.bool, device=device).tril(start)

@@ -48,13 +48,15 @@ def hidden_states(
         if not isinstance(cache, Cache):
             raise TypeError(f"`cache` must be a ddl.models.Cache, got {type(cache).__name__}")
         cache.check(config, x)
-        if torch.is_grad_enabled() and any(p.requires_grad for p in trunk.parameters()):
-            cache.refuse_gradients()
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *trunk.parameters())):
+            raise ValueError(
+                "`cache` must be used under torch.no_grad() or torch.inference_mode(), got a "
+                "forward pass with gradients"
+            )
+        cache.past.begin()
     tokens = place(x, attention_mask, cache, document_starts)
     tokens = tokens if adapt is None else adapt(tokens)
     history = None if cache is None else cache.history
-    if cache is not None:
-        cache.past.begin()
     h = trunk(x, tokens, history=history, keep=tokens.keep, document_starts=document_starts)
     if cache is not None:
         cache.advance(x, tokens.begins)

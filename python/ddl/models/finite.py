@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ddl.errors import InputError
-
-
-def no_floats(tensor: Any) -> Any:
-    """The type, layout or dtype of an object that is no floating-point tensor; None for one."""
-    if not isinstance(tensor, Tensor):
-        return type(tensor).__name__
-    if tensor.layout != torch.strided:
-        return tensor.layout
-    return None if tensor.is_floating_point() else tensor.dtype
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str | None:

@@ -74,6 +74,8 @@ class GPT2Tokenizer:
 
     kind = "gpt2"
     vocab_size = 50257
+    padded_size = 50304
+    """The largest vocabulary of a model that is taken for this one with padding."""
 
     def encode(self, text: str) -> list[int]:
         return list(gpt2_encoding().encode_ordinary(text))

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ddl.errors import InputError
 from ddl.models.config import PUBLISHED, GPTConfig
-from ddl.options import quoted
+from ddl.options import check_choice, quoted
 from ddl.paper import names, options
 from ddl.paths import PAPER_MODEL_TYPES
 
-from .importing import State, check_shapes, shapes_of
+from .importing import State, shapes_of
 from .names import EMBEDDING, HEAD, LAYOUTS, Layout
 
 
@@ -31,17 +31,9 @@ def revert(
     Raises InputError if the published code has no such model, or the state dict does not match the
     config.
     """
-    if layout not in LAYOUTS:
-        raise InputError("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
+    check_choice("layout", layout, LAYOUTS)
     _check_published(config, layout)
-    shapes = shapes_of(config)
-    names.check_keys(
-        "state_dict",
-        "the config's model",
-        missing=[name for name in shapes if name not in state_dict],
-        unknown=[name for name in state_dict if name not in shapes],
-    )
-    check_shapes({name: (state_dict[name], shape) for name, shape in shapes.items()})
+    names.check_state("state_dict", "the config's model", state_dict, shapes_of(config))
     config, state = _factored(config, dict(state_dict))
     width = config.hidden_size
     channels = 1 if config.residual == "ddl" else config.value_channels
@@ -65,42 +57,31 @@ def _check_published(config: GPTConfig, layout: Layout) -> None:
     if config.residual not in PUBLISHED:
         expected = f"be {quoted(PUBLISHED)}, those of the papers' code"
         raise InputError("residual", expected, repr(config.residual))
-    _require(config, "mixer", "attention")
-    _require(config, "mapping", "k")
-    _require(config, "gate_from", "context")
-    _require(config, "rewrites", 1)
-    _require(config, "erase", "tied")
+    compress = names.stream(config.residual)[0]
+    wanted: dict[str, Any] = {"mixer": "attention", "mapping": "k", "gate_from": "context"}
+    wanted |= {"rewrites": 1, "erase": "tied"}
     if layout == "c_proj":  # the code of this layout scales no branches
-        _require(config, "branch_scale", 1, where="with the layout c_proj")
+        wanted["branch_scale"] = 1
         if config.parameterization == "completep":
             expected = "be standard or mup with the layout c_proj of the paper's code"
             raise InputError("parameterization", expected, repr(config.parameterization))
-    compress = names.stream(config.residual)[0]
-    taps, channels = config.compress_kernel_size, config.value_channels
+    if config.residual != "additive" and config.value != "constant":
+        wanted["value_from"] = "compressed"
+    if compress in ("channel", "token"):
+        wanted["sublayers_per_compressor"] = 2
     usual = 8 * config.hidden_size // 3
     if config.residual != "additive" and config.mlp_hidden != usual:
-        raise InputError(
-            "mlp_size", f"be ⌊8·hidden_size/3⌋ = {usual} in the paper's code", config.mlp_hidden
-        )
-    if config.residual != "additive" and config.value != "constant":
-        _require(config, "value_from", "compressed")
-    if compress in ("channel", "token"):
-        _require(config, "sublayers_per_compressor", 2)
+        expected = f"be ⌊8·hidden_size/3⌋ = {usual} in the paper's code"
+        raise InputError("mlp_size", expected, config.mlp_hidden)
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            where = "with the layout c_proj" if name == "branch_scale" else "in the paper's code"
+            raise InputError(name, f"be {value} {where}", getattr(config, name))
     factored = config.compress_parameterization == "factored"
+    taps, channels = config.compress_kernel_size, config.value_channels
     if compress == "channel" and factored and taps > channels:
-        raise InputError(
-            "compress_kernel_size",
-            f"be at most value_channels = {channels} in the paper's code",
-            taps,
-        )
-
-
-def _require(
-    config: GPTConfig, name: str, expected: Any, *, where: str = "in the paper's code"
-) -> None:
-    got = getattr(config, name)
-    if got != expected:
-        raise InputError(name, f"be {expected} {where}", got)
+        expected = f"be at most value_channels = {channels} in the paper's code"
+        raise InputError("compress_kernel_size", expected, taps)
 
 
 def _factored(config: GPTConfig, state: State) -> tuple[GPTConfig, State]:

@@ -12,8 +12,7 @@ from torch import Tensor
 from ddl.errors import InputError, listed
 from ddl.models import GPT
 from ddl.models.config import PUBLISHED, STREAMS, GPTConfig
-from ddl.models.finite import no_floats
-from ddl.options import Residual
+from ddl.options import Residual, check_choice
 from ddl.paper import names, options
 
 from .names import EMBEDDING, EXPANSION, HEAD
@@ -64,17 +63,14 @@ def translate(
     variant: Variant = "auto",
 ) -> Translation:
     """Do as `convert`, and also return the assumed options and the unused parameters."""
-    if variant != "auto" and variant not in PUBLISHED:
-        known = ", ".join(("auto", *PUBLISHED))
-        raise InputError("variant", f"be one of {known}", repr(variant))
+    check_choice("variant", variant, ("auto", *PUBLISHED))
     options.check_fixed(config or {})
     state, called = _read(state_dict)
     residual = _recognise(state) if variant == "auto" else variant
     gate = "mlp" if any(".beta_in." in name or ".beta_out." in name for name in state) else "linear"
-    read = options.Options(config, residual)
     width = state[EMBEDDING].shape[1] if EMBEDDING in state else 1  # the names are checked below
     layers = _blocks(state)
-    fields = options.to_ours(read, residual, hidden_size=width, num_layers=layers)
+    fields, assumed = options.to_ours(config or {}, residual, hidden_size=width, num_layers=layers)
     pairs = names.pairs(residual, layers, gate, fields.get("value", "linear"))
     names.check_keys(
         "state_dict",
@@ -84,12 +80,8 @@ def translate(
     )
     ours = GPTConfig(residual=residual, **_sizes(state, residual, gate), **fields)
     options.check_sizes(config or {}, ours)
-    return Translation(
-        config=ours,
-        state=_ours(state, pairs, ours),
-        assumed=read.assumed,
-        unused=[called[name] for name in state if pairs[name] is None],
-    )
+    unused = [called[name] for name in state if pairs[name] is None]
+    return Translation(ours, _ours(state, pairs, ours), assumed, unused)
 
 
 # --- theirs ---------------------------------------------------------------------------------------
@@ -97,17 +89,7 @@ def translate(
 
 def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
     """Return the state dict in layout c_proj, without the tied head, and each original name."""
-    cleaned: dict[str, tuple[str, Tensor]] = {}
-    for original, tensor in state_dict.items():
-        wrong = no_floats(tensor)
-        if wrong is not None:
-            raise InputError("state_dict", "hold floating-point tensors", f"{wrong} for {original}")
-        name = names.clean(str(original))
-        if name in cleaned:
-            raise InputError(
-                "state_dict", f"hold {name} once", f"{cleaned[name][0]} and {original}"
-            )
-        cleaned[name] = original, tensor
+    cleaned = names.cleaned("state_dict", state_dict)
     _untie(cleaned)
     embedding = cleaned.get(EMBEDDING)
     width = embedding[1].shape[-1] if embedding is not None and embedding[1].ndim else 0
@@ -145,17 +127,13 @@ def _recognise(state: State) -> Residual:
 
 def _blocks(state: State) -> int:
     """Number of blocks."""
-    numbers = {
-        int(match[1]) for name in state if (match := re.match(r"transformer\.h\.(\d+)\.", name))
-    }
-    if not numbers or numbers != set(range(len(numbers))):
-        got = f"blocks {listed([str(number) for number in sorted(numbers)])}"
-        raise InputError(
-            "state_dict",
-            "hold the blocks transformer.h.0, .1, … of the paper's code",
-            got if numbers else f"the keys {listed(list(state))}" if state else "nothing",
-        )
-    return len(numbers)
+    found = (re.match(r"transformer\.h\.(\d+)\.", name) for name in state)
+    numbers = [int(match[1]) for match in found if match]
+    if not numbers:
+        expected = "hold the blocks transformer.h.0, .1, … of the paper's code"
+        got = f"the keys {listed(list(state))}" if state else "nothing"
+        raise InputError("state_dict", expected, got)
+    return 1 + max(numbers)
 
 
 def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
@@ -186,10 +164,8 @@ def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
         return fields
     fields["gate"] = gate
     if gate == "mlp":
-        hidden = "ddl_beta_hidden_size"
-        fields["gate_hidden"], _ = size(
-            "transformer.h.0.ddl_attn.beta_in.weight", hidden, "hidden_size"
-        )
+        first = "transformer.h.0.ddl_attn.beta_in.weight"
+        fields["gate_hidden"], _ = size(first, "ddl_beta_hidden_size", "hidden_size")
     compress, expand = names.stream(residual)
     if compress != "identity":
         kernel = names.TOKEN_KERNEL if compress == "token" else names.CHANNEL_KERNEL
@@ -202,18 +178,14 @@ def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
 
 def _ours(state: State, pairs: Mapping[str, str | None], config: GPTConfig) -> State:
     """Return the tensors under our names, each checked against the config's shape."""
-    wanted = shapes_of(config)
-    meta = {
-        name: names.to_theirs(name, torch.empty(wanted[ours], device="meta")).shape
-        for name, ours in pairs.items()
-        if ours is not None
+    shapes = shapes_of(config)
+    used = {name: ours for name, ours in pairs.items() if ours is not None}
+    theirs = {
+        name: names.to_theirs(name, torch.empty(shapes[ours], device="meta")).shape
+        for name, ours in used.items()
     }
-    check_shapes({name: (state[name], tuple(shape)) for name, shape in meta.items()})
-    return {
-        ours: names.to_ours(name, state[name], wanted[ours])
-        for name, ours in pairs.items()
-        if ours is not None
-    }
+    names.check_shapes({name: (state[name], tuple(shape)) for name, shape in theirs.items()})
+    return {ours: names.to_ours(name, state[name], shapes[ours]) for name, ours in used.items()}
 
 
 def shapes_of(config: GPTConfig) -> dict[str, tuple[int, ...]]:
@@ -221,16 +193,3 @@ def shapes_of(config: GPTConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         state = GPT(config).state_dict()
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
-
-
-def check_shapes(tensors: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
-    """Raise InputError unless each tensor has the shape that is paired with it."""
-    wrong = [
-        f"{tuple(tensor.shape)} instead of {shape} for {name}"
-        for name, (tensor, shape) in tensors.items()
-        if tuple(tensor.shape) != shape
-    ]
-    if wrong:
-        raise InputError.sentence(
-            f"the parameters must have the config's shapes, got {listed(wrong)}"
-        )

@@ -20,8 +20,7 @@ from ddl.models.flops import parts
 from ddl.models.streams.attention_residual import attend
 from ddl.models.streams.gated import GatedConnection, GatedRead
 from ddl.models.streams.hyper import HyperConnection
-from ddl.models.streams.independent_hc import IndependentConnection
-from ddl.models.streams.mhc import ManifoldConnection, WeightedHead
+from ddl.models.streams.mhc import IndependentConnection, ManifoldConnection, WeightedHead
 from ddl.models.sublayers import Attention, SwiGLU
 from ddl.nn.direction import FurtherDirections, make_direction
 from ddl.nn.gate import apply_gate, make_gate

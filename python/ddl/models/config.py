@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import abc
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from ddl.errors import InputError
 from ddl.fields import plain_numbers, require
@@ -52,6 +52,13 @@ STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
     "ddl-tc": ("token", "conv"),
     "ddl-tc-noec": ("token", "repeat"),
 }
+
+
+def residual_of(compress: str, expand: str) -> Residual:
+    """The name of the delta stream with these options."""
+    streams = cast("dict[Residual, tuple[str, str]]", STREAMS)
+    return next(name for name, stream in streams.items() if stream == (compress, expand))
+
 
 # The same of every residual whose reads are those of DeltaStream.
 READS: dict[str, tuple[Compress, ExpandKind]] = {

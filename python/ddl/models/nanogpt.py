@@ -19,6 +19,7 @@ from ddl.nanogpt import convert
 from ddl.ops.checks import check_is_tensor
 from ddl.options import Residual, check_count, check_flag, check_share, refuse
 
+from .config import residual_of
 from .sampling import Sampling
 from .tokens import check_vocabulary
 
@@ -59,15 +60,10 @@ class NanoGPTConfig:
         """The papers' name of the stream: "additive", "ddl", "ddl-cc", …"""
         if self.delta is None:
             return "additive"
-        compress = self.delta.get("compress")
-        if compress == "identity" or (
-            compress is None and self.delta.get("value_channels", 1) == 1
-        ):
-            return "ddl"
-        conv = self.delta.get("expand") == "conv"
-        if compress == "token":
-            return "ddl-tc" if conv else "ddl-tc-noec"
-        return "ddl-cc" if conv else "ddl-cc-noec"
+        one_channel = self.delta.get("value_channels", 1) == 1
+        compress = self.delta.get("compress") or ("identity" if one_channel else "channel")
+        expand = "repeat" if compress == "identity" else self.delta.get("expand", "repeat")
+        return residual_of(compress, expand)
 
 
 class CausalSelfAttention(nn.Module):

@@ -22,8 +22,13 @@ from .streams.convolved import ConvolvedStream
 from .streams.expanded import ExpandedStream
 from .streams.gated import GatedConnection, GatedRead
 from .streams.hyper import HyperConnection
-from .streams.independent_hc import SCALE, IndependentConnection, even_base
-from .streams.mhc import ManifoldConnection, WeightedHead
+from .streams.mhc import (
+    SCALE,
+    IndependentConnection,
+    ManifoldConnection,
+    WeightedHead,
+    even_base,
+)
 from .sublayers import NORM_EPS
 from .tokens import Tokens, place
 

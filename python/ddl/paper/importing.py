@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ddl.errors import InputError, listed
 from ddl.models import GPT
-from ddl.models.config import PUBLISHED, STREAMS, GPTConfig
+from ddl.models.config import PUBLISHED, GPTConfig, residual_of
 from ddl.options import Residual, check_choice
 from ddl.paper import names, options
 
@@ -120,9 +120,8 @@ def _recognise(state: State) -> Residual:
     kernels = [match for name in state if (match := names.COMPRESSOR.fullmatch(name))]
     if not kernels:
         return "ddl"
-    over_time = any(match[2] for match in kernels)
-    wanted = ("token" if over_time else "channel", "conv" if EXPANSION in state else "repeat")
-    return cast(Residual, next(name for name, stream in STREAMS.items() if stream == wanted))
+    compress = "token" if any(match[2] for match in kernels) else "channel"
+    return residual_of(compress, "conv" if EXPANSION in state else "repeat")
 
 
 def _blocks(state: State) -> int:

@@ -2,7 +2,7 @@
 
     X (n, d)      x = connection(X)      X ← Mᵀ X + b F(norm(x))ᵀ
 
-The connections differ: `hyper`, `mhc`, `independent_hc` and `gated` each have one.
+The connections differ: `hyper`, `mhc` and `gated` have them.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ddl.nn.additions import AddingStream, Addition
-from ddl.reference import without_autocast
 
-from ..sublayers import wide
-
-__all__ = ["Connected", "ConnectedStream", "SumOfStreams", "map_of_streams"]
+__all__ = ["Connected", "ConnectedStream", "SumOfStreams"]
 
 
 class Connected(NamedTuple):
@@ -87,11 +83,3 @@ class SumOfStreams(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         return state.sum(-2)
-
-
-def map_of_streams(state: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """W · rms(vec X) for X (…, n, d), W (k, n·d) → (…, k), float32 (float64 for float64)."""
-    flat = wide(state.flatten(-2))
-    normalised = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
-    with without_autocast(state):
-        return nn.functional.linear(normalised, wide(weight))

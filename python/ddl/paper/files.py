@@ -121,15 +121,10 @@ def unpack(path: Path, contents: dict[str, Any]) -> Checkpoint:
     """Find the state dict in the contents of a file, and the config in or beside it."""
     beside = path.parent / CONFIG
     config = _json(beside) if beside.exists() else None
-    for _ in range(len(INSIDE)):
-        inside = next(
-            (contents[key] for key in INSIDE if isinstance(contents.get(key), dict)), None
-        )
-        if inside is None:
-            break
+    while nested := [contents[key] for key in INSIDE if isinstance(contents.get(key), dict)]:
         if config is None and isinstance(contents.get("model_args"), dict):
             config = contents["model_args"]
-        contents = inside
+        contents = nested[0]
     if not any(isinstance(value, Tensor) for value in contents.values()):
         keys = listed([str(key) for key in contents]) or "nothing"
         raise InputError("src", "hold a state dict", f"{path} with {keys}")

@@ -90,9 +90,12 @@ def translate(
 def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
     """Return the state dict in layout c_proj, without the tied head, and each original name."""
     cleaned = names.cleaned("state_dict", state_dict)
-    _untie(cleaned)
-    embedding = cleaned.get(EMBEDDING)
-    width = embedding[1].shape[-1] if embedding is not None and embedding[1].ndim else 0
+    if HEAD in cleaned:  # safetensors may have stored it instead of the embedding
+        head = cleaned.pop(HEAD)
+        kept = cleaned.setdefault(EMBEDDING, head)[1]
+        if kept.data_ptr() != head[1].data_ptr() and not torch.equal(kept, head[1]):
+            raise InputError(HEAD, f"be equal to `{EMBEDDING}`", "another tensor")
+    width = cleaned[EMBEDDING][1].shape[-1] if EMBEDDING in cleaned else 0
     state: State = {}
     called: dict[str, str] = {}
     for name, (original, tensor) in cleaned.items():
@@ -101,16 +104,6 @@ def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
             raise InputError("state_dict", "be of one layout", f"{called[name]} and {original}")
         state[name], called[name] = tensor, original
     return state, called
-
-
-def _untie(cleaned: dict[str, tuple[str, Tensor]]) -> None:
-    """Remove the tied head; safetensors may have stored it instead of the embedding."""
-    if HEAD not in cleaned:
-        return
-    original, head = cleaned.pop(HEAD)
-    kept = cleaned.setdefault(EMBEDDING, (original, head))[1]
-    if kept.data_ptr() != head.data_ptr() and not torch.equal(kept, head):
-        raise InputError(HEAD, f"be equal to `{EMBEDDING}`", "another tensor")
 
 
 def _recognise(state: State) -> Residual:
@@ -137,19 +130,10 @@ def _blocks(state: State) -> int:
 
 def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
     """The fields of GPTConfig that follow from the shapes."""
-
-    def size(name: str, *shape: str) -> tuple[int, ...]:
-        """Return a tensor's shape; raise InputError unless it has the named dimensions."""
-        got = tuple(state[name].shape)
-        if len(got) != len(shape):
-            raise InputError(name, f"have shape ({', '.join(shape)})", got)
-        return got
-
-    vocab_size, width = size(EMBEDDING, "vocab_size", "hidden_size")
-    (head_dim,) = size("transformer.h.0.attn.q_rms.weight", "head_dim")
-    rows, _ = size("transformer.h.0.attn.c_q.weight", "num_attention_heads·head_dim", "hidden_size")
-    mlp_size, _ = size("transformer.h.0.mlp.c_fc1.weight", "mlp_size", "hidden_size")
-    heads = rows // max(head_dim, 1)
+    shape = {name.removeprefix("transformer.h.0."): tensor.shape for name, tensor in state.items()}
+    vocab_size, width = shape[EMBEDDING]
+    head_dim, mlp_size = shape["attn.q_rms.weight"][0], shape["mlp.c_fc1.weight"][0]
+    heads = shape["attn.c_q.weight"][0] // max(head_dim, 1)
     usual = heads > 0 and head_dim * heads == width
     fields: dict[str, Any] = {
         "vocab_size": vocab_size,
@@ -163,15 +147,14 @@ def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
         return fields
     fields["gate"] = gate
     if gate == "mlp":
-        first = "transformer.h.0.ddl_attn.beta_in.weight"
-        fields["gate_hidden"], _ = size(first, "ddl_beta_hidden_size", "hidden_size")
+        fields["gate_hidden"] = shape["ddl_attn.beta_in.weight"][0]
     compress, expand = names.stream(residual)
     if compress != "identity":
         kernel = names.TOKEN_KERNEL if compress == "token" else names.CHANNEL_KERNEL
-        *_, fields["compress_kernel_size"] = size(f"readout.{kernel}", "rows", "kernel_size")
-        (fields["value_channels"],) = size("readout.read", "ddl_value_channels")
+        fields["compress_kernel_size"] = shape[f"readout.{kernel}"][-1]
+        fields["value_channels"] = shape["readout.read"][0]
     if expand == "conv":
-        *_, fields["expand_kernel_size"] = size(EXPANSION, "rows", "1", "kernel_size")
+        fields["expand_kernel_size"] = shape[EXPANSION][-1]
     return fields
 
 

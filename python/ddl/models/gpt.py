@@ -57,8 +57,6 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        if not isinstance(config, GPTConfig):
-            raise TypeError(f"`config` must be a GPTConfig, got {type(config).__name__}")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
         sublayers = nn.ModuleList()

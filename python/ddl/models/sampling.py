@@ -36,9 +36,6 @@ class Sampling:
         check_count("top_k", self.top_k, optional=True)
         check_share("top_p", self.top_p, optional=True)
         check_count("vocabulary", self.vocabulary, optional=True)
-        if self.generator is not None and not isinstance(self.generator, torch.Generator):
-            got = type(self.generator).__name__
-            raise TypeError(f"`generator` must be a torch.Generator, got {got}")
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw one token per row of logits (B, vocab_size); returns (B, 1)."""

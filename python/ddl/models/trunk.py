@@ -50,8 +50,6 @@ def hidden_states(
     adapt: changes the tokens for sublayers that attend by a function of their own.
     """
     if cache is not None:
-        if not isinstance(cache, Cache):
-            raise TypeError(f"`cache` must be a ddl.models.Cache, got {type(cache).__name__}")
         cache.check(config, x)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *trunk.parameters())):
             raise ValueError(

@@ -50,14 +50,10 @@ class Sampling:
             logits = logits.masked_fill(logits < least, -math.inf)
         probabilities = logits.softmax(dim=-1)
         if self.top_p is not None and self.top_p < 1:  # 1 must not drop what rounding of sums drops
-            probabilities = _nucleus(probabilities, self.top_p)
+            likeliest, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
+            likelier = F.pad(likeliest.cumsum(dim=-1)[..., :-1], (1, 0))  # the sum of those before
+            likeliest = likeliest.masked_fill(likelier >= self.top_p, 0)  # nothing is rescaled
+            probabilities = probabilities.scatter(-1, tokens, likeliest)
         if self.generator is not None:
             probabilities = probabilities.to(self.generator.device)
         return torch.multinomial(probabilities, 1, generator=self.generator).to(logits.device)
-
-
-def _nucleus(probabilities: Tensor, p: float) -> Tensor:
-    """Set to 0 what is not among the fewest tokens that sum to at least p; nothing is rescaled."""
-    likeliest, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
-    before = F.pad(likeliest.cumsum(dim=-1)[..., :-1], (1, 0))  # the sum of those that are likelier
-    return probabilities.scatter(-1, tokens, likeliest.masked_fill(before >= p, 0))

@@ -83,7 +83,11 @@ def to_ours(
         "rope_base": float(option("rope_base")),
     }
     fields |= (scaling := _scaling(config, num_layers))
-    branch_scale = _branch_scale(config, num_layers / scaling.get("base_layers", num_layers))
+    factor = config.get("residual_branch_mult")
+    check_positive("residual_branch_mult", factor, optional=True)
+    deep = scaling.get("base_layers", num_layers)  # whose parameterization divides by the rest
+    branch_scale = 1.0 if factor is None else float(factor) * num_layers / deep
+    branch_scale = 1.0 if math.isclose(branch_scale, 1, rel_tol=1e-12) else branch_scale
     if residual == "additive":
         if branch_scale != 1:
             name = "residual_branch_mult"
@@ -129,14 +133,6 @@ def _scaling(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     for field, base in fields.items():
         check_count(field, base)
     return fields | {"parameterization": kind or "mup"}
-
-
-def _branch_scale(config: Mapping[str, Any], times_as_deep: float) -> float:
-    """The factor of every branch that GPTConfig needs beside this parameterization."""
-    factor = config.get("residual_branch_mult")
-    check_positive("residual_branch_mult", factor, optional=True)
-    scale = 1.0 if factor is None else float(factor) * times_as_deep
-    return 1.0 if math.isclose(scale, 1, rel_tol=1e-12) else scale
 
 
 def to_theirs(config: GPTConfig) -> dict[str, Any]:

@@ -94,14 +94,11 @@ class AttentionResidualStream(AddingStream):
 
 def attend(sums: list[Tensor], query: Tensor, eps: float) -> Tensor:
     """Σ_i softmax_i(q · rms(v_i)) v_i over v_i (B, T, d) → (B, T, d)."""
-    logits = [_logit(wide(v), wide(query), eps) for v in sums]
+    logits = [
+        (v * wide(query)).sum(-1) * torch.rsqrt(v.square().mean(-1) + eps) for v in map(wide, sums)
+    ]
     weights = torch.softmax(torch.stack(logits), 0).to(sums[0].dtype).unsqueeze(-1)
     x = weights[0] * sums[0]
     for weight, v in zip(weights[1:], sums[1:], strict=True):
         x = x + weight * v
     return x
-
-
-def _logit(v: Tensor, query: Tensor, eps: float) -> Tensor:
-    """q · rms(v) for v (B, T, d) → (B, T)."""
-    return (v * query).sum(-1) * torch.rsqrt(v.square().mean(-1) + eps)

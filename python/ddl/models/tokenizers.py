@@ -134,7 +134,8 @@ class FileTokenizer:
                 "tokenizer", "be a tokenizer.json that the package tokenizers reads", got
             ) from error
         vocabulary = set(backend.get_vocab().values())
-        if document_token is not None and document_token not in vocabulary:
+        known = type(document_token) is int and document_token in vocabulary
+        if document_token is not None and not known:
             raise InputError(
                 "document_token", "be a token of the tokenizer's vocabulary", repr(document_token)
             )

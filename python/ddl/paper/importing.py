@@ -119,8 +119,8 @@ def _recognise(state: State) -> Residual:
 
 def _blocks(state: State) -> int:
     """Number of blocks."""
-    found = (re.match(r"transformer\.h\.(\d+)\.", name) for name in state)
-    numbers = [int(match[1]) for match in found if match]
+    matches = (re.match(r"transformer\.h\.(\d+)\.", name) for name in state)
+    numbers = [int(match[1]) for match in matches if match]
     if not numbers:
         expected = "hold the blocks transformer.h.0, .1, … of the paper's code"
         got = f"the keys {listed(list(state))}" if state else "nothing"

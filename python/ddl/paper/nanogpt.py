@@ -75,8 +75,8 @@ def read_model(
     if delta is not None:
         every: Any = model.delta_args  # also those that were left at their defaults
         model.config = replace(config, delta=every)
-    found, tokens = _tokenizer(path, contents, config.vocab_size, tokenizer)
-    return model, found, [*_report(model.config, state), f"tokens: {tokens}"]
+    ours, tokens = _tokenizer(path, contents, config.vocab_size, tokenizer)
+    return model, ours, [*_report(model.config, state), f"tokens: {tokens}"]
 
 
 def _state(path: Path, theirs: Mapping[Any, Any]) -> dict[str, Tensor]:

@@ -85,8 +85,9 @@ def to_ours(
     fields |= (scaling := _scaling(config, num_layers))
     factor = config.get("residual_branch_mult")
     check_positive("residual_branch_mult", factor, optional=True)
-    deep = scaling.get("base_layers", num_layers)  # whose parameterization divides by the rest
-    branch_scale = 1.0 if factor is None else float(factor) * num_layers / deep
+    # The parameterization divides branches by num_layers / base_layers itself.
+    base_layers = scaling.get("base_layers", num_layers)
+    branch_scale = 1.0 if factor is None else float(factor) * num_layers / base_layers
     branch_scale = 1.0 if math.isclose(branch_scale, 1, rel_tol=1e-12) else branch_scale
     if residual == "additive":
         if branch_scale != 1:
@@ -119,12 +120,13 @@ def to_ours(
 
 def _scaling(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     """GPTConfig's parameterization with its base; empty unless the logits are scaled."""
-    name = config.get("parameterization")
-    kind = SCALED.get(str(name).lower())
-    if kind is None and str(name).lower() not in UNSCALED:
+    name = "parameterization"
+    spelled = config.get(name)
+    kind = SCALED.get(str(spelled).lower())
+    if kind is None and str(spelled).lower() not in UNSCALED:
         known = ", ".join(SPELLED.values())
-        must = f"`parameterization` in config.json must be null, standard, {known} or spectralP"
-        raise InputError.sentence(f"{must}, got {_json(name)}")
+        must = f"`{name}` in config.json must be null, standard, {known} or spectralP"
+        raise InputError.sentence(f"{must}, got {_json(spelled)}")
     if kind is None and not config.get("mup"):
         return {}
     fields: dict[str, Any] = {"base_width": config.get("hidden_size_base", BASE)}

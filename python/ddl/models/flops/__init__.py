@@ -46,7 +46,7 @@ def _parts(config: GPTConfig, length: int | None, keys: float | None) -> dict[st
     keys = ((length or config.block_size) + 1) / 2 if keys is None else keys
     d, layers, mixing = config.hidden_size, config.num_layers, len(config.mixing_layers)
     width = config.num_heads * config.head_dim
-    found = {
+    every = {
         "embedding": work(0, 0, d),  # a row of a table, to whose gradient it is added
         "attention": (layers - mixing) * parts.attention(d, width, config.num_heads, keys),
         "mixers": mixing * parts.mixer(config) if mixing else NOTHING,
@@ -54,7 +54,7 @@ def _parts(config: GPTConfig, length: int | None, keys: float | None) -> dict[st
         **_residual(config),
         "head": parts.head(d, config.vocab_size),
     }
-    return {name: flops for name, flops in found.items() if flops != NOTHING}
+    return {name: flops for name, flops in every.items() if flops != NOTHING}
 
 
 def _residual(config: GPTConfig) -> dict[str, Flops]:

@@ -38,8 +38,10 @@ class Cache:
         self.past = History(static=static)  # of the mixers
         self.static = StaticPlace(config.block_size) if static else None
         self._length = 0
-        self._batch: int | None = None
-        self._device: torch.device | None = None
+        self.batch_size: int | None = None
+        """Number of sequences; None while the cache is empty."""
+        self.device: torch.device | None = None
+        """Device of the past; None while the cache is empty."""
         self._dtype: torch.dtype | None = None  # of the embeddings
         # (B, 1) int64: the number of the last document's first token; None for 0.
         self.begins: Tensor | None = None
@@ -52,16 +54,6 @@ class Cache:
         if self.static is None or self.is_empty:
             return self._length
         return int(self.static.position)
-
-    @property
-    def batch_size(self) -> int | None:
-        """Number of sequences; None while the cache is empty."""
-        return self._batch
-
-    @property
-    def device(self) -> torch.device | None:
-        """Device of the past; None while the cache is empty."""
-        return self._device
 
     def check(self, config: GPTConfig, x: Tensor) -> None:
         """Raise ValueError unless a model of this config can append x (B, T, d)."""
@@ -115,7 +107,7 @@ class Cache:
                 self.static.begins.copy_(last)
             self.static.position += x.shape[1]
         self.past.commit()
-        self._batch, self._device = x.shape[0], x.device
+        self.batch_size, self.device = x.shape[0], x.device
         self._dtype, self.is_empty = x.dtype, False
 
     def select(self, rows: Tensor) -> None:
@@ -135,7 +127,7 @@ class Cache:
         if self.static is not None:
             self.static.select(rows)
         self.begins = None if self.begins is None else self.begins.index_select(0, rows)
-        self._batch = len(rows)
+        self.batch_size = len(rows)
         self.history.select(rows)
         self.past.select(rows)
 

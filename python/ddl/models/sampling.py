@@ -18,11 +18,7 @@ COLDEST = 1e-30  # its reciprocal fits float32; lower temperatures sample the sa
 class Sampling:
     """Options of `GPT.generate`; raises ValueError if one is out of range.
 
-    temperature: divides the logits; 0 takes the likeliest token. top_k: sample among the k
-    likeliest tokens. top_p: sample among the fewest tokens, the likeliest first, whose
-    probabilities sum to at least p, after temperature and top_k (nucleus sampling, Holtzman et al.
-    2020, arXiv 1904.09751). vocabulary: sample among this many first tokens, before all else: the
-    others are padding, which the tokenizer does not have. None for all tokens.
+    top_p is that of nucleus sampling (Holtzman et al. 2020, arXiv 1904.09751).
     """
 
     temperature: float = 1.0

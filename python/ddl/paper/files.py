@@ -35,8 +35,7 @@ from ddl.paths import (
     require_utf8,
 )
 
-from .exporting import revert
-from .importing import Translation, Variant, translate
+from .conversion import Translation, Variant, revert, translate
 from .names import Layout
 
 WEIGHTS = "pytorch_model.bin"

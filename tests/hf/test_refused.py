@@ -132,7 +132,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, sentence, "import", run, new, "--reverse", "--variant", "ddl")
     sentence = (
         f"`SRC` must be a checkpoint of nanoGPT or of the paper's code, got {run}, a run directory"
-        " of `ddl train`: the other way round is --reverse"
+        " of `ddl train`: other commands take it as it is, and the other way round is --reverse"
     )
     refused(capsys, sentence, "import", run, new)
     assert not Path(new).exists()

@@ -252,12 +252,6 @@ def test_what_does_not_fit_is_refused():
         model(idx, last=7)
     with pytest.raises(ValueError, match=r"^`last` must be .* without `labels`"):
         model(idx, labels=idx, last=1)
-    with pytest.raises(
-        ValueError, match=r"^`rows` must be a vector of int64 row numbers, got \(1, 2"
-    ):
-        cache.select(torch.zeros(1, 2, dtype=torch.int64))
-    with pytest.raises(TypeError, match=r"^`rows` must be a torch.Tensor, got list$"):
-        cache.select([0])
     assert cache.length == 6
     with pytest.raises(
         ValueError, match=r"^`cache` must be used in one dtype, got torch.float32 after torch.float"
@@ -388,21 +382,6 @@ def test_an_interrupted_pass_over_a_static_cache_can_be_repeated():
         hook.remove()
         last = model(piece, cache=cache).logits
     torch.testing.assert_close(last, whole[:, -2:], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("static", [False, True])
-def test_rows_that_do_not_fit_are_refused(static):
-    model, cache = model_of("ddl-tc"), Cache(model_of("ddl-tc").config, static=static)
-    cache.select(torch.tensor([1, 0]))  # nothing to reorder yet
-    model(tokens(2, 3), cache=cache)
-    refusals = [
-        (torch.tensor([0, 1], device="meta"), "^`rows` must be on cpu, got a tensor on meta$"),
-        (torch.tensor([0, 5]), "^`rows` must hold numbers from 0 to 1, got 5$"),
-        (torch.tensor([-1, 0]), "^`rows` must hold numbers from 0 to 1, got -1$"),
-    ]
-    for rows, sentence in refusals[:1] if static else refusals:
-        with pytest.raises(ValueError, match=sentence):
-            cache.select(rows)
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -23,7 +23,6 @@ from tests.support.tolerances import assert_close
 
 F32 = torch.float32
 TABLE = [chr(40 + i) for i in range(64)]
-LINE = "assumed, because the checkpoint does not say: "
 
 
 class HandBlock(Block):
@@ -124,44 +123,18 @@ CASES: dict[str, Any] = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_same_logits(case: Any, tmp_path: Path) -> None:
     model = case()
-    report = import_checkpoint(write(tmp_path / "out", model), tmp_path / "ours")
+    import_checkpoint(write(tmp_path / "out", model), tmp_path / "ours")
     is_same(model, tmp_path / "ours")
-    assert not [line for line in report if line.startswith(LINE)]
 
 
-# Their eps_k, value or gate_from is seen in no name and no shape.
-UNSEEN = ("papers-code", "wide")
-
-
-@pytest.mark.parametrize("name", [name for name in VARIANTS | OTHERS if name not in UNSEEN])
-def test_names_and_shapes_show_the_options(name: str, tmp_path: Path) -> None:
-    """Without metadata; what they cannot show is said."""
-    model = make_delta((VARIANTS | OTHERS)[name], F32)
-    folder = write(tmp_path / "out", model, model=prefixed(model))
-    report = import_checkpoint(folder / "ckpt.pt", tmp_path / "ours")
-    is_same(model, tmp_path / "ours")
-    assert report[1].startswith(f"{LINE}eps_k = 0.08, ")
-
-
-def test_what_is_assumed(tmp_path: Path) -> None:
-    model = make_delta({"value_channels": 2}, F32)
-    folder = write(tmp_path / "out", model, model=prefixed(model))
-    assert import_checkpoint(folder, tmp_path / "ours")[:3] == [
-        "nanoGPT, ddl-cc-noec: 2 blocks, 2 heads of 8, hidden size 16, vocabulary 64",
-        f"{LINE}eps_k = 0.08, gate_from = context, value = linear, value_from = context,"
-        " erase = tied, branch_scale = 1.0",
-        f"tokens: characters of {folder}/meta.pkl",
-    ]
-
-
-@pytest.mark.parametrize("name", UNSEEN)
+@pytest.mark.parametrize("name", OTHERS)
 def test_options_beside_model_args(name: str, tmp_path: Path) -> None:
     """`delta_args`, as docs/nanogpt.md has train.py write them."""
     options = OTHERS[name]
     model = make_delta(options, F32)
     args = {**options, "disable": False}
     folder = write(tmp_path / "out", model, model=prefixed(model), delta_args=args)
-    assert LINE not in "".join(import_checkpoint(folder, tmp_path / "ours"))
+    import_checkpoint(folder, tmp_path / "ours")
     is_same(model, tmp_path / "ours")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ddl.nn.history import History
-from ddl.ops.checks import check_is_tensor
 
 from .config import GPTConfig
 
@@ -23,7 +22,7 @@ class Cache:
     under torch.inference_mode(). An interrupted forward pass leaves it unchanged.
 
     Full buffers double, up to block_size, so n tokens cost O(n) copies in all. The host never reads
-    the buffers, so a GPU is not synchronised. Raises TypeError unless `config` is a GPTConfig.
+    the buffers, so a GPU is not synchronised.
 
     static: keep everything on the device and at the same addresses after the first pass, the number
         of tokens included, so that a step can be captured in a CUDA graph and replayed. Buffers
@@ -33,16 +32,16 @@ class Cache:
     """
 
     def __init__(self, config: GPTConfig, *, static: bool = False) -> None:
-        if not isinstance(config, GPTConfig):
-            raise TypeError(f"`config` must be a GPTConfig, got {type(config).__name__}")
         self.config = config
         self.is_empty = True
         self.history = History(static=static)
         self.past = History(static=static)  # of the mixers
         self.static = StaticPlace(config.block_size) if static else None
         self._length = 0
-        self._batch: int | None = None
-        self._device: torch.device | None = None
+        self.batch_size: int | None = None
+        """Number of sequences; None while the cache is empty."""
+        self.device: torch.device | None = None
+        """Device of the past; None while the cache is empty."""
         self._dtype: torch.dtype | None = None  # of the embeddings
         # (B, 1) int64: the number of the last document's first token; None for 0.
         self.begins: Tensor | None = None
@@ -56,16 +55,6 @@ class Cache:
             return self._length
         return int(self.static.position)
 
-    @property
-    def batch_size(self) -> int | None:
-        """Number of sequences; None while the cache is empty."""
-        return self._batch
-
-    @property
-    def device(self) -> torch.device | None:
-        """Device of the past; None while the cache is empty."""
-        return self._device
-
     def check(self, config: GPTConfig, x: Tensor) -> None:
         """Raise ValueError unless a model of this config can append x (B, T, d)."""
         batch, tokens = x.shape[:2]
@@ -75,8 +64,7 @@ class Cache:
             raise ValueError(
                 f"`cache` must have {batch} sequences, as the input, got {self.batch_size}"
             )
-        if self._dtype not in (None, x.dtype):
-            self._refuse_dtype(x.dtype, self._dtype)
+        self._check_dtype(x.dtype, self._dtype)
         if self.static is not None and x.device.type != "cpu":
             return  # to look at the position would wait for the device
         if not config.attends and self.static is None:
@@ -94,8 +82,6 @@ class Cache:
         Returns all so far, (B, H, length + T, head_dim), or all there is room for if static.
         `advance` counts them, after all layers have appended theirs.
         """
-        if keys.requires_grad:
-            self.refuse_gradients()
         if self.static is not None:
             buffer = self._room(layer, keys, self.config.block_size)
             buffer[0].index_copy_(2, self.static.numbers, keys)
@@ -121,72 +107,45 @@ class Cache:
                 self.static.begins.copy_(last)
             self.static.position += x.shape[1]
         self.past.commit()
-        self._batch, self._device = x.shape[0], x.device
+        self.batch_size, self.device = x.shape[0], x.device
         self._dtype, self.is_empty = x.dtype, False
 
     def select(self, rows: Tensor) -> None:
         """Replace the batch by the sequences `rows`, (B',) int64, to reorder or repeat them.
 
-        An empty cache stays empty. Raises ValueError if `rows` does not fit, or if a static cache
-        would change its size.
+        An empty cache stays empty. Raises ValueError if a static cache would change its size.
         """
-        check_is_tensor("rows", rows)
-        if rows.dtype not in (torch.int64, torch.int32) or rows.ndim != 1:
-            expected = "a vector of int64 row numbers"
-            raise ValueError(f"`rows` must be {expected}, got {tuple(rows.shape)} of {rows.dtype}")
         if self.is_empty:
             return
-        self._check_rows(rows)
+        if self.static is not None and self.batch_size != len(rows):
+            expected = f"{self.batch_size} rows, as many as the static cache has"
+            raise ValueError(f"`rows` must be {expected}, got {len(rows)}")
+        for layer, buffer in enumerate(self._buffers):
+            if buffer is not None:
+                rewritten = buffer.index_select(1, rows)
+                self._buffers[layer] = rewritten if self.static is None else buffer.copy_(rewritten)
         if self.static is not None:
-            if self.batch_size != len(rows):
-                expected = f"{self.batch_size} rows, as many as the static cache has"
-                raise ValueError(f"`rows` must be {expected}, got {len(rows)}")
-            for buffer in self._buffers:
-                if buffer is not None:
-                    buffer.copy_(buffer.index_select(1, rows))
             self.static.select(rows)
-        else:
-            self._buffers = [b if b is None else b.index_select(1, rows) for b in self._buffers]
-            self.begins = None if self.begins is None else self.begins.index_select(0, rows)
-            self._batch = len(rows)
+        self.begins = None if self.begins is None else self.begins.index_select(0, rows)
+        self.batch_size = len(rows)
         self.history.select(rows)
         self.past.select(rows)
 
-    def _check_rows(self, rows: Tensor) -> None:
-        """Raise ValueError unless `rows` are on the cache's device, and numbers of its sequences.
-
-        The latter only where the host may look: not on a GPU, and not for a static cache.
-        """
-        if rows.device != self.device:
-            raise ValueError(f"`rows` must be on {self.device}, got a tensor on {rows.device}")
-        if self.static is not None or rows.device.type != "cpu" or rows.numel() == 0:
-            return
-        low, high = (int(number) for number in rows.aminmax())
-        last = (self.batch_size or 0) - 1
-        if low < 0 or high > last:
-            got = low if low < 0 else high
-            raise ValueError(f"`rows` must hold numbers from 0 to {last}, got {got}")
-
     @staticmethod
-    def refuse_gradients() -> NoReturn:
-        """Raise ValueError: a cache is for inference."""
-        raise ValueError(
-            "`cache` must be used under torch.no_grad() or torch.inference_mode(), got a forward "
-            "pass with gradients"
-        )
-
-    @staticmethod
-    def _refuse_dtype(now: torch.dtype, before: torch.dtype | None) -> NoReturn:
-        raise ValueError(f"`cache` must be used in one dtype, got {now} after {before}")
+    def _check_dtype(now: torch.dtype, before: torch.dtype | None) -> None:
+        """Raise ValueError if the dtype has changed, as when autocast is switched on or off."""
+        if before not in (None, now):
+            raise ValueError(f"`cache` must be used in one dtype, got {now} after {before}")
 
     def _room(self, layer: int, keys: Tensor, end: int) -> Tensor:
         """Return the layer's buffer, grown if needed to hold `end` tokens."""
         old = None if self.is_empty else self._buffers[layer]  # an interrupted pass may leave one
-        if old is not None and old.dtype != keys.dtype:
-            self._refuse_dtype(keys.dtype, old.dtype)  # autocast was switched on or off
-        if old is not None and end <= old.shape[3]:
-            return old
-        held = 0 if old is None else old.shape[3]
+        held = 0
+        if old is not None:
+            self._check_dtype(keys.dtype, old.dtype)
+            held = old.shape[3]
+            if end <= held:
+                return old
         capacity = min(max(2 * held, end + LEAST_GROWTH), self.config.block_size)
         batch, heads, _, width = keys.shape
         # Zeros, because a masked number that is not finite would not be masked.

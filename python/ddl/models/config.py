@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import abc
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from ddl.errors import InputError
 from ddl.fields import plain_numbers, require
@@ -53,6 +53,13 @@ STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
     "ddl-tc-noec": ("token", "repeat"),
 }
 
+
+def residual_of(compress: str, expand: str) -> Residual:
+    """The name of the delta stream with these options."""
+    streams = cast("dict[Residual, tuple[str, str]]", STREAMS)
+    return next(name for name, stream in streams.items() if stream == (compress, expand))
+
+
 # The same of every residual whose reads are those of DeltaStream.
 READS: dict[str, tuple[Compress, ExpandKind]] = {
     **STREAMS,
@@ -83,6 +90,12 @@ SPELLED = {
 
 # Options without any effect on the baselines.
 OF_DELTA = RESIDUAL_OPTIONS | {n: STREAM_OPTIONS[n] for n in ("anchor_every", "stream_dtype")}
+
+# More conditions of options than the table has.
+FURTHER = {
+    "parameterization": [{"residual": " ".join(SCALED), "mixer": "attention"}],
+    "value_init": [{"initial_weights": "standard"}],
+}
 
 
 @dataclass(frozen=True)
@@ -230,24 +243,15 @@ class GPTConfig:
             check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}", others=("residual",))
         channels = 1 if self.residual == "ddl" else self.value_channels
         check_residual(given, channels)
+        every = MODEL_OPTIONS | RESIDUAL_OPTIONS
+        check_options(given, {name: every[name]._replace(used=FURTHER[name]) for name in FURTHER})
         self._check_heads()
-        self._check_scaling()
-        self._check_initial_weights()
+        if self.parameterization != "standard":
+            self._check_scaling()
 
     def _check_scaling(self) -> None:
         """Raise unless there is a model to scale from."""
-        if self.parameterization == "standard":
-            return
-        if self.residual not in SCALED:
-            expected = f'be "standard" unless the residual is among {", ".join(SCALED)}'
-            got = f"{self.parameterization!r} with {self.residual}"
-            raise InputError("parameterization", expected, got, ("residual",))
-        if self.mixer != "attention":
-            expected = 'be "standard" unless mixer="attention": others have no rules'
-            got = f"{self.parameterization!r} with {self.mixer}"
-            raise InputError("parameterization", expected, got, ("mixer",))
-        names = ("base_width", "base_layers")[: 2 if self.parameterization == "completep" else 1]
-        for name in names:
+        for name in ("base_width", "base_layers")[: 1 + (self.parameterization == "completep")]:
             if getattr(self, name) is None:
                 expected = f"be given with parameterization={self.parameterization!r}"
                 raise InputError(name, expected, "None", ("parameterization",))
@@ -259,13 +263,6 @@ class GPTConfig:
         fits = self.residual == "additive" or self.beta_init / self.times_as_deep <= 2
         expected = most.format(self.num_layers, self.beta_init)
         require(fits, "base_layers", expected, self.base_layers, ("num_layers", "beta_init"))
-
-    def _check_initial_weights(self) -> None:
-        """Raise if a start of the value was chosen that these initial weights do not have."""
-        if self.initial_weights == "paper-code" and self.value_init != GPTConfig.value_init:
-            default = GPTConfig.value_init
-            expected = f'be left at {default} unless initial_weights="standard"'
-            raise InputError("value_init", expected, repr(self.value_init), ("initial_weights",))
 
     def _check_mixer_layers(self) -> None:
         """Raise unless the layers exist; keep them in order, as JSON's list would not be equal."""
@@ -280,10 +277,10 @@ class GPTConfig:
         """Raise unless the width of a head is even: RoPE rotates its features in pairs."""
         if self.head_size is not None:
             require(self.head_size % 2 == 0, "head_size", "even", self.head_size)
-            return
-        pairs = 2 * self.num_heads
-        expected = f"a multiple of 2·num_heads = {pairs}"
-        require(self.hidden_size % pairs == 0, "hidden_size", expected, self.hidden_size)
+        else:
+            pairs = 2 * self.num_heads
+            expected = f"a multiple of 2·num_heads = {pairs}"
+            require(self.hidden_size % pairs == 0, "hidden_size", expected, self.hidden_size)
 
     @property
     def head_dim(self) -> int:

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ddl.errors import InputError
-
-
-def no_floats(tensor: Any) -> Any:
-    """The type, layout or dtype of an object that is no floating-point tensor; None for one."""
-    if not isinstance(tensor, Tensor):
-        return type(tensor).__name__
-    if tensor.layout != torch.strided:
-        return tensor.layout
-    return None if tensor.is_floating_point() else tensor.dtype
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
@@ -40,13 +30,10 @@ def require_no_nan(state: Mapping[str, Tensor], path: Path) -> None:
         raise InputError(path, "hold the state of a run that has not diverged", f"NaN in {name}")
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """This process's part of a sharded tensor; another tensor itself."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
-
-
 def _first(tensors: Mapping[str, Tensor], wrong: Callable[[Tensor], bool]) -> str | None:
-    parts = ((name, local_part(t)) for name, t in tensors.items() if t.is_floating_point())
-    wide = ((name, t.float() if t.itemsize == 1 else t) for name, t in parts)  # of float8
-    return next((name for name, tensor in wide if wrong(tensor)), None)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            if wrong(local.float() if local.itemsize == 1 else local):  # of float8
+                return name
+    return None

@@ -57,8 +57,6 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        if not isinstance(config, GPTConfig):
-            raise TypeError(f"`config` must be a GPTConfig, got {type(config).__name__}")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
         sublayers = nn.ModuleList()
@@ -123,9 +121,12 @@ class GPT(nn.Module):
         Raises:
             TypeError: a dtype is wrong. ValueError: anything else does not fit.
         """
-        self._check_tokens(idx, longest=self.config.block_size)
+        self._check_idx(idx, longest=self.config.block_size)
         if labels is not None:
-            self._check_labels(labels, idx)
+            self._check_tokens("labels", labels, (torch.int64,), besides=IGNORE)
+            if labels.shape != idx.shape or idx.shape[1] < 2:
+                expected = f"the shape of `idx`, {tuple(idx.shape)}, with at least 2 tokens"
+                raise ValueError(f"`labels` must have {expected}, got {tuple(labels.shape)}")
         fits = last is None or (is_whole(last) and 1 <= last <= idx.shape[1] and labels is None)
         if not fits:
             expected = f"from 1 to {idx.shape[1]}, the tokens of `idx`, and without `labels`"
@@ -146,26 +147,13 @@ class GPT(nn.Module):
         loss = F.cross_entropy(wide(logits.flatten(0, 1)), targets.flatten(), ignore_index=IGNORE)
         return GPTOutput(logits, loss)
 
-    def hidden_states(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        cache: Cache | None = None,
-        document_starts: Tensor | None = None,
-    ) -> Tensor:
+    def hidden_states(self, x: Tensor, **options: Any) -> Tensor:
         """Map embeddings x (B, T, d) to the head's input (B, T, d).
 
-        This is `forward` without embedding and head; the arguments are those of `forward`.
+        This is `forward` without embedding and head. options: `attention_mask`, `cache` and
+        `document_starts`, as there.
         """
-        return hidden_states(
-            self.trunk,
-            self.config,
-            x,
-            attention_mask=attention_mask,
-            cache=cache,
-            document_starts=document_starts,
-        )
+        return hidden_states(self.trunk, self.config, x, **options)
 
     def logits_of_state(self, state: Tensor) -> Tensor:
         """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last sublayer.
@@ -210,7 +198,7 @@ class GPT(nn.Module):
             vocabulary=vocabulary,
         )
         check_count("max_new_tokens", max_new_tokens, least=0)
-        self._check_tokens(idx, longest=None)
+        self._check_idx(idx, longest=None)
         length, block, attends = idx.shape[1], self.config.block_size, self.config.attends
         out = F.pad(idx, (0, max_new_tokens))
         cache: Cache | None = Cache(self.config)
@@ -246,26 +234,21 @@ class GPT(nn.Module):
         """The embedding's weight; TypeError if it is not what the embedding computes with."""
         return require_own_forward("wte", self.wte, nn.Embedding).weight
 
-    def _check_tokens(self, idx: Any, *, longest: int | None) -> None:
-        check_is_tensor("idx", idx)
-        if idx.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"`idx` must have dtype int64 or int32, got {idx.dtype}")
+    def _check_idx(self, idx: Any, *, longest: int | None) -> None:
+        self._check_tokens("idx", idx, (torch.int64, torch.int32))
         if idx.ndim != 2 or idx.shape[1] < 1 or (longest is not None and idx.shape[1] > longest):
             most = "tokens" if longest is None else f"1 to block_size = {longest}"
             raise ValueError(f"`idx` must have shape (batch, {most}), got {tuple(idx.shape)}")
-        self._check_numbers("idx", idx)
 
-    def _check_labels(self, labels: Any, idx: Tensor) -> None:
-        check_is_tensor("labels", labels)
-        if labels.dtype != torch.int64:
-            raise TypeError(f"`labels` must have dtype int64, got {labels.dtype}")
-        if labels.shape != idx.shape or idx.shape[1] < 2:
-            expected = f"the shape of `idx`, {tuple(idx.shape)}, with at least 2 tokens"
-            raise ValueError(f"`labels` must have {expected}, got {tuple(labels.shape)}")
-        self._check_numbers("labels", labels, besides=IGNORE)
-
-    def _check_numbers(self, name: str, tokens: Tensor, besides: int | None = None) -> None:
-        """Raise ValueError unless tokens are on the model's device and in its vocabulary."""
+    def _check_tokens(
+        self, name: str, tokens: Any, dtypes: tuple[torch.dtype, ...], besides: int | None = None
+    ) -> None:
+        """Raise TypeError or ValueError unless tokens are integers of these dtypes, on the model's
+        device and in its vocabulary, or `besides`."""
+        check_is_tensor(name, tokens)
+        if tokens.dtype not in dtypes:
+            expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise TypeError(f"`{name}` must have dtype {expected}, got {tokens.dtype}")
         device = self._head().device
         if tokens.device != device:
             raise ValueError(f"`{name}` must be on {device}, got a tensor on {tokens.device}")

@@ -19,6 +19,7 @@ from ddl.nanogpt import convert
 from ddl.ops.checks import check_is_tensor
 from ddl.options import Residual, check_count, check_flag, check_share, refuse
 
+from .config import residual_of
 from .sampling import Sampling
 from .tokens import check_vocabulary
 
@@ -59,27 +60,10 @@ class NanoGPTConfig:
         """The papers' name of the stream: "additive", "ddl", "ddl-cc", …"""
         if self.delta is None:
             return "additive"
-        compress = self.delta.get("compress")
-        if compress == "identity" or (
-            compress is None and self.delta.get("value_channels", 1) == 1
-        ):
-            return "ddl"
-        conv = self.delta.get("expand") == "conv"
-        if compress == "token":
-            return "ddl-tc" if conv else "ddl-tc-noec"
-        return "ddl-cc" if conv else "ddl-cc-noec"
-
-
-class LayerNorm(nn.Module):
-    """LayerNorm with or without bias."""
-
-    def __init__(self, width: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
+        one_channel = self.delta.get("value_channels", 1) == 1
+        compress = self.delta.get("compress") or ("identity" if one_channel else "channel")
+        expand = "repeat" if compress == "identity" else self.delta.get("expand", "repeat")
+        return residual_of(compress, expand)
 
 
 class CausalSelfAttention(nn.Module):
@@ -126,9 +110,9 @@ class Block(nn.Module):
 
     def __init__(self, config: NanoGPTConfig) -> None:
         super().__init__()
-        self.ln_1 = LayerNorm(config.n_embd, config.bias)
+        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attn = CausalSelfAttention(config)
-        self.ln_2 = LayerNorm(config.n_embd, config.bias)
+        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,7 +138,7 @@ class NanoGPT(nn.Module):
                 "wpe": nn.Embedding(config.block_size, d),
                 "drop": nn.Dropout(config.dropout),
                 "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
-                "ln_f": LayerNorm(d, config.bias),
+                "ln_f": nn.LayerNorm(d, bias=config.bias),
             }
         )
         self.lm_head = nn.Linear(d, config.vocab_size, bias=False)
@@ -200,24 +184,15 @@ class NanoGPT(nn.Module):
         idx: Tensor,
         max_new_tokens: int,
         *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        vocabulary: int | None = None,
-        generator: torch.Generator | None = None,
         progress: Callable[[], object] | None = None,
+        **options: Any,
     ) -> Tensor:
         """Continue idx (B, T) by `max_new_tokens` tokens, with the arguments of `GPT.generate`.
 
-        The model sees the last block_size tokens, all of them again for each new one.
+        The model sees the last block_size tokens, all of them again for each new one. options:
+        temperature, top_k, top_p, vocabulary and generator.
         """
-        sampling = Sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            generator=generator,
-            vocabulary=vocabulary,
-        )
+        sampling = Sampling(**options)
         check_count("max_new_tokens", max_new_tokens, least=0)
         for _ in range(max_new_tokens):
             with torch.inference_mode():

@@ -33,24 +33,15 @@ def draw_stream(trunk: nn.Module) -> None:
     """
     for module in trunk.modules():
         if isinstance(module, DeltaResidual):
-            _draw_residual(module)
-        elif isinstance(module, Read):
-            _spread(module)
-
-
-def _draw_residual(residual: DeltaResidual) -> None:
-    for module in residual.modules():
-        if isinstance(module, Projection):
-            nn.init.normal_(module.weight, std=std_of(module.weight))
-    if residual.value is not None and residual.value.bias is not None:
-        bound = 1 / math.sqrt(residual.value.weight.shape[1])
-        nn.init.uniform_(residual.value.bias, -bound, bound)
-
-
-def _spread(read: Read) -> None:
-    """Have a compressor read the mean over the taps of its convolution."""
-    if read.compress_kernel is not None:
-        nn.init.constant_(read.compress_kernel, 1 / read.kernel_size)
-    elif read.compress_weight is not None and read.compress == "token":
-        start = read.compress_weight[..., :1] / read.kernel_size
-        read.compress_weight.copy_(start.expand_as(read.compress_weight))
+            for projection in module.modules():
+                if isinstance(projection, Projection):
+                    nn.init.normal_(projection.weight, std=std_of(projection.weight))
+            if module.value is not None and module.value.bias is not None:
+                bound = 1 / math.sqrt(module.value.weight.shape[1])
+                nn.init.uniform_(module.value.bias, -bound, bound)
+        elif isinstance(module, Read):  # which shall read the mean over the taps of its convolution
+            if module.compress_kernel is not None:
+                nn.init.constant_(module.compress_kernel, 1 / module.kernel_size)
+            elif module.compress_weight is not None and module.compress == "token":
+                start = module.compress_weight[..., :1] / module.kernel_size
+                module.compress_weight.copy_(start.expand_as(module.compress_weight))

@@ -18,11 +18,7 @@ COLDEST = 1e-30  # its reciprocal fits float32; lower temperatures sample the sa
 class Sampling:
     """Options of `GPT.generate`; raises ValueError if one is out of range.
 
-    temperature: divides the logits; 0 takes the likeliest token. top_k: sample among the k
-    likeliest tokens. top_p: sample among the fewest tokens, the likeliest first, whose
-    probabilities sum to at least p, after temperature and top_k (nucleus sampling, Holtzman et al.
-    2020, arXiv 1904.09751). vocabulary: sample among this many first tokens, before all else: the
-    others are padding, which the tokenizer does not have. None for all tokens.
+    top_p is that of nucleus sampling (Holtzman et al. 2020, arXiv 1904.09751).
     """
 
     temperature: float = 1.0
@@ -36,9 +32,6 @@ class Sampling:
         check_count("top_k", self.top_k, optional=True)
         check_share("top_p", self.top_p, optional=True)
         check_count("vocabulary", self.vocabulary, optional=True)
-        if self.generator is not None and not isinstance(self.generator, torch.Generator):
-            got = type(self.generator).__name__
-            raise TypeError(f"`generator` must be a torch.Generator, got {got}")
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw one token per row of logits (B, vocab_size); returns (B, 1)."""
@@ -53,14 +46,10 @@ class Sampling:
             logits = logits.masked_fill(logits < least, -math.inf)
         probabilities = logits.softmax(dim=-1)
         if self.top_p is not None and self.top_p < 1:  # 1 must not drop what rounding of sums drops
-            probabilities = _nucleus(probabilities, self.top_p)
+            likeliest, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
+            likelier = F.pad(likeliest.cumsum(dim=-1)[..., :-1], (1, 0))  # the sum of those before
+            likeliest = likeliest.masked_fill(likelier >= self.top_p, 0)  # nothing is rescaled
+            probabilities = probabilities.scatter(-1, tokens, likeliest)
         if self.generator is not None:
             probabilities = probabilities.to(self.generator.device)
         return torch.multinomial(probabilities, 1, generator=self.generator).to(logits.device)
-
-
-def _nucleus(probabilities: Tensor, p: float) -> Tensor:
-    """Set to 0 what is not among the fewest tokens that sum to at least p; nothing is rescaled."""
-    likeliest, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
-    before = F.pad(likeliest.cumsum(dim=-1)[..., :-1], (1, 0))  # the sum of those that are likelier
-    return probabilities.scatter(-1, tokens, likeliest.masked_fill(before >= p, 0))

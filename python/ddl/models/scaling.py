@@ -48,8 +48,14 @@ def learning_rate_scales(
 
 def plain_name(name: str) -> str:
     """The name without what wrappers of modules, parametrizations and pruning add to it."""
-    name = ADDED.sub("", name)
-    return re.sub(r"parametrizations\.(\w+)\.original\d*$|(?<=\w)_orig$", r"\1", name)
+    return re.sub(
+        r"parametrizations\.(\w+)\.original\d*$|(?<=\w)_orig$", r"\1", without_wrappers(name)
+    )
+
+
+def without_wrappers(name: str) -> str:
+    """The name without the prefixes that torch.compile, DDP, FSDP and checkpointing add to it."""
+    return ADDED.sub("", name)
 
 
 def _inputs_of(config: GPTConfig, make: Callable[[GPTConfig], nn.Module]) -> dict[str, float]:

@@ -41,15 +41,13 @@ class Rotary(nn.Module):
     def reset_parameters(self) -> None:
         """Compute the tables, on their current device; outside inference mode, for training."""
         with torch.inference_mode(False), torch.no_grad():
-            self.cos, self.sin = self._tables()
-
-    def _tables(self) -> tuple[Tensor, Tensor]:
-        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=self.cos.device)
-        positions = torch.arange(self.length, dtype=torch.float32, device=self.cos.device)
-        # 1/base^x and base^−x differ in the last bit, which position 1000 magnifies to 1e-5. The
-        # published models were trained with 1/base^x.
-        angles = torch.outer(positions, 1.0 / self.base ** (pairs / self.head_dim))
-        return angles.cos(), angles.sin()
+            exact: dict[str, Any] = {"dtype": torch.float32, "device": self.cos.device}
+            pairs = torch.arange(0, self.head_dim, 2, **exact)
+            # 1/base^x and base^−x differ in the last bit, which position 1000 magnifies to 1e-5.
+            # The published models were trained with 1/base^x.
+            frequencies = 1.0 / self.base ** (pairs / self.head_dim)
+            angles = torch.outer(torch.arange(self.length, **exact), frequencies)
+            self.cos, self.sin = angles.cos(), angles.sin()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
         super()._apply(fn, recurse)

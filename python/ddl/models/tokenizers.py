@@ -14,7 +14,6 @@ from ddl.errors import InputError, first_line
 
 END_OF_TEXT = "<|endoftext|>"
 PIECE = 2**16  # characters in which a text is searched for those that would be lost
-LARGEST_META = 16 * 2**20  # bytes; a character table is a few kilobytes
 
 
 class Tokenizer(Protocol):
@@ -74,6 +73,8 @@ class GPT2Tokenizer:
 
     kind = "gpt2"
     vocab_size = 50257
+    padded_size = 50304
+    """The largest vocabulary of a model that is taken for this one with padding."""
 
     def encode(self, text: str) -> list[int]:
         return list(gpt2_encoding().encode_ordinary(text))
@@ -131,14 +132,16 @@ class FileTokenizer:
             raise InputError(
                 "tokenizer", "be a tokenizer.json that the package tokenizers reads", got
             ) from error
-        if document_token is not None and not _is_token(document_token, backend):
+        vocabulary = set(backend.get_vocab().values())
+        known = type(document_token) is int and document_token in vocabulary
+        if document_token is not None and not known:
             raise InputError(
                 "document_token", "be a token of the tokenizer's vocabulary", repr(document_token)
             )
         backend.encode_special_tokens = True  # encode special tokens in a text as plain text
         self.text, self.document_token, self.backend = text, document_token, backend
         self.chat_template = chat_template
-        self.vocab_size = 1 + max(backend.get_vocab().values(), default=-1)
+        self.vocab_size = 1 + max(vocabulary, default=-1)
 
     def encode(self, text: str) -> list[int]:
         """Encode a text; raise InputError if the vocabulary cannot spell it."""
@@ -147,10 +150,10 @@ class FileTokenizer:
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Encode texts, on as many threads as TOKENIZERS_PARALLELISM allows."""
         try:
-            found = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # tokenizers raises plain Exceptions
             raise InputError("tokenizer", "encode every text", first_line(error)) from error
-        return [encoding.ids for encoding in found]
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens; unknown ones are dropped."""
@@ -171,25 +174,20 @@ def read_chat_template(directory: Path) -> Any:
 
     Raises InputError if a file cannot be read.
     """
-    path, config = directory / "chat_template.jinja", directory / "tokenizer_config.json"
+    path = directory / "tokenizer_config.json"
+    named = {
+        file.stem: file for file in sorted(directory.glob("additional_chat_templates/*.jinja"))
+    }
+    if (directory / "chat_template.jinja").is_file():
+        named = {"default": directory / "chat_template.jinja"} | named
     try:
-        more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
-        named = {"default": path.read_text(encoding="utf-8")} if path.is_file() else {}
-        for path in more:
-            named[path.stem] = path.read_text(encoding="utf-8")
         if named:
-            return named if more else named["default"]
-        path = config
-        text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
-        return json.loads(text).get("chat_template")
+            texts = {name: (path := file).read_text("utf-8") for name, file in named.items()}
+            return texts["default"] if list(texts) == ["default"] else texts
+        return json.loads(path.read_text("utf-8")).get("chat_template") if path.is_file() else None
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         got = f"{path}: {first_line(error)}"
         raise InputError("tokenizer", "have a readable chat template", got) from error
-
-
-def _is_token(token: Any, backend: Any) -> bool:
-    known = type(token) is int and 0 <= token < 2**32  # as the package can look up
-    return known and backend.id_to_token(token) is not None
 
 
 def training_tokenizer(tokenizer: Any) -> Any:
@@ -218,7 +216,7 @@ def lost(text: str, tokenizer: Tokenizer) -> str:
         return "".join(c for c in dict.fromkeys(text) if c not in known)
     if isinstance(tokenizer, FileTokenizer):
         pieces = (text[start : start + PIECE] for start in range(0, len(text), PIECE))
-        return next((found for found in map(tokenizer.dropped, pieces) if found), "")
+        return next(filter(None, map(tokenizer.dropped, pieces)), "")
     return ""
 
 
@@ -249,10 +247,10 @@ def printable(text: str) -> str:
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the JSON values from which `restore` makes the tokenizer again."""
     if isinstance(tokenizer, FileTokenizer):
-        known = {"text": tokenizer.text, "document_token": tokenizer.document_token}
-        if tokenizer.chat_template is not None:  # an entry for all would change their checksums
-            known["chat_template"] = tokenizer.chat_template
-        return {"kind": tokenizer.kind, **known}
+        text, token, template = tokenizer.text, tokenizer.document_token, tokenizer.chat_template
+        # An entry for all would change their checksums.
+        more = {} if template is None else {"chat_template": template}
+        return {"kind": tokenizer.kind, "text": text, "document_token": token, **more}
     return {"kind": tokenizer.kind, "table": getattr(tokenizer, "table", None)}
 
 
@@ -286,11 +284,8 @@ def restore_json(text: str, path: Path) -> Tokenizer:
     return restore(description)
 
 
-class _PlainUnpickler(pickle._Unpickler):
-    """Unpickle dict, list, tuple, str and int; refuse every import, so that no code can run.
-
-    It extends the pure-Python unpickler, because the C one sizes a table by numbers in the file.
-    """
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickle dict, list, tuple, str and int; refuse every import, so that no code can run."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")
@@ -303,16 +298,13 @@ def read_meta(path: Path) -> CharTokenizer:
     which `stoi`, if there is one, is the inverse.
     """
     try:
-        if path.stat().st_size > LARGEST_META:
-            raise pickle.UnpicklingError(f"it has {path.stat().st_size} bytes")
         meta = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
-        itos = meta["itos"]
-        table = [itos[token] for token in range(len(itos))]
+        table = [meta["itos"][token] for token in range(len(meta["itos"]))]
         if not table or not all(isinstance(entry, str) for entry in table):
-            raise pickle.UnpicklingError("`itos` maps to something else than strings")
+            raise ValueError("`itos` maps to something else than strings")
         numbers = {entry: token for token, entry in enumerate(table)}
         if len(numbers) < len(table) or meta.get("stoi", numbers) != numbers:
-            raise pickle.UnpicklingError("`stoi` and `itos` do not invert each other")
+            raise ValueError("`stoi` and `itos` do not invert each other")
     except Exception as error:  # a damaged pickle can raise nearly anything
         text = f"{type(error).__name__}: {error}"  # may quote the file's control characters
         detail = "".join(c if c.isprintable() else "\ufffd" for c in text)

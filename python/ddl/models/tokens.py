@@ -67,37 +67,30 @@ def place(
     start = 0 if cache is None else cache.length
     mask = None
     if attention_mask is not None:
-        mask = _checked(attention_mask, (batch, start + new), start, x.device)
+        mask = _checked(attention_mask, (batch, start + new), left=start > 0)
     before = None if cache is None else cache.begins
-    if document_starts is not None or before is not None:
-        numbers = torch.arange(start, start + new, device=x.device)
-        begins = begins_of(numbers.expand(batch, new), document_starts, before)
-        keep = None if mask is None else mask[:, start:]
-        seen = _within_documents(start, numbers, begins, mask)
-        return Tokens(start, *seen, cache, begins, keep, document_starts)
+    several = document_starts is not None or before is not None
+    if mask is None and not several:
+        if start == 0:
+            return Tokens(cache=cache)
+        visible = None
+        if new > 1:  # is_causal of torch's attention fits only if queries and keys start together
+            visible = torch.ones(new, start + new, dtype=torch.bool, device=x.device).tril(start)
+        return Tokens(start, None, False, visible, cache)
+    numbers = torch.arange(start, start + new, device=x.device)
+    begins = begins_of(numbers.expand(batch, new), document_starts, before)
+    keys = torch.arange(start + new, device=x.device)
+    visible = (keys <= numbers[:, None]) & (keys >= begins[:, :, None])
+    positions, keep = numbers - begins, None
     if mask is not None:
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, start:]
-        keep = mask[:, start:]
-        return Tokens(start, positions, False, _attended(mask, start), cache, keep=keep)
-    if cache is None or start == 0:
-        return Tokens(cache=cache)
-    # is_causal of F.scaled_dot_product_attention fits only if queries and keys start together.
-    visible = _causal(start, new, cache.device) if new > 1 else None
-    return Tokens(start, None, False, visible, cache)
-
-
-def _within_documents(
-    start: int, numbers: Tensor, begins: Tensor, mask: Tensor | None
-) -> tuple[Tensor, bool, Tensor]:
-    """Return positions, causal and visible of `Tokens` for the tokens `numbers` (T,)."""
-    keys = torch.arange(start + numbers.shape[0], device=numbers.device)
-    before = (keys <= numbers[:, None]) & (keys >= begins[:, :, None])
-    if mask is None:
-        return numbers - begins, False, before.unsqueeze(1)
-    count = (mask.cumsum(-1) - 1).clamp(min=0)
-    positions = count[:, start:] - count.gather(1, begins)
-    visible = (before & mask[:, None, :]) | (keys == numbers[:, None])  # itself: none would be 0/0
-    return positions, False, visible.unsqueeze(1)
+        count = (mask.cumsum(-1) - 1).clamp(min=0)
+        positions, keep = count[:, start:] - count.gather(1, begins), mask[:, start:]
+        # Padding attends to itself: attention to nothing would be 0/0.
+        visible = (visible & mask[:, None, :]) | (keys == numbers[:, None])
+    begun = begins if several else None
+    return Tokens(
+        start, positions, False, visible.unsqueeze(1), cache, begun, keep, document_starts
+    )
 
 
 def _place_static(
@@ -116,8 +109,7 @@ def _place_static(
                 "`attention_mask` must be left out after the first pass of a static cache, which "
                 f"remembers the padding, got one of shape {got}"
             )
-        mask = _checked(attention_mask, (x.shape[0], x.shape[1]), 0, x.device)
-        _check_left(mask)
+        mask = _checked(attention_mask, (x.shape[0], x.shape[1]), left=True)
     if cache.is_empty:
         static.begin(x, mask)
     positions, visible, begins = static.place(x, document_starts)
@@ -145,47 +137,25 @@ def check_vocabulary(
         raise ValueError(f"`{name}` must hold {expected}, got {low if low < 0 else high}")
 
 
-def _checked(mask: Any, shape: tuple[int, int], start: int, device: torch.device) -> Tensor | None:
-    """Check the mask and return it as bool; None if it is known to hide nothing."""
+def _checked(mask: Any, shape: tuple[int, int], *, left: bool) -> Tensor | None:
+    """Check the mask and return it as bool; None if it is known to hide nothing.
+
+    left: raise ValueError, too, for padding after a token, if the host can see it.
+    """
     check_is_tensor("attention_mask", mask)
     check_shape("attention_mask", mask, shape)
-    if mask.is_floating_point() or mask.is_complex():  # an additive mask of 0 and −∞ would pass
+    if mask.is_floating_point():  # an additive mask of 0 and −∞ would pass
         expected = "dtype bool or int64, with zeros for padding"
         raise TypeError(f"`attention_mask` must have {expected}, got {mask.dtype}")
-    if mask.device != device:
-        raise ValueError(f"`attention_mask` must be on {device}, got a tensor on {mask.device}")
     numbers, mask = mask, mask.bool()
     if not on_host(mask):
         return mask
     if (numbers != mask).any():
         strange = int(numbers[numbers != mask][0])
         raise ValueError(f"`attention_mask` must consist of zeros and ones, got {strange}")
-    if mask.all():
-        return None
-    if start > 0:
-        _check_left(mask)
-    return mask
-
-
-def _check_left(mask: Tensor | None) -> None:
-    """Raise ValueError if padding comes after a token, where the host can see it."""
-    if mask is not None and on_host(mask) and (mask[:, 1:] < mask[:, :-1]).any():
+    if left and (mask[:, 1:] < mask[:, :-1]).any():
         raise ValueError(
             "`attention_mask` must have its padding on the left to go on from a cache, got padding "
             "behind a token"
         )
-
-
-def _attended(mask: Tensor, start: int) -> Tensor:
-    """Mask (B, 1, T, start + T) of the tokens before each one, except padding, and itself.
-
-    Padding attends to itself, too: attention to nothing would be 0/0.
-    """
-    causal = _causal(start, mask.shape[1] - start, mask.device)
-    itself = causal & ~causal.tril(start - 1)
-    return (causal & mask[:, None, None, :]) | itself
-
-
-def _causal(start: int, tokens: int, device: torch.device | None) -> Tensor:
-    """Causal mask (T, start + T): token t attends to the first start + t + 1."""
-    return torch.ones(tokens, start + tokens, dtype=torch.bool, device=device).tril(start)
+    return None if mask.all() else mask

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,13 @@ from .streams.convolved import ConvolvedStream
 from .streams.expanded import ExpandedStream
 from .streams.gated import GatedConnection, GatedRead
 from .streams.hyper import HyperConnection
-from .streams.independent_hc import SCALE, IndependentConnection, even_base
-from .streams.mhc import ManifoldConnection, WeightedHead
+from .streams.mhc import (
+    SCALE,
+    IndependentConnection,
+    ManifoldConnection,
+    WeightedHead,
+    even_base,
+)
 from .sublayers import NORM_EPS
 from .tokens import Tokens, place
 
@@ -44,16 +50,16 @@ def hidden_states(
     adapt: changes the tokens for sublayers that attend by a function of their own.
     """
     if cache is not None:
-        if not isinstance(cache, Cache):
-            raise TypeError(f"`cache` must be a ddl.models.Cache, got {type(cache).__name__}")
         cache.check(config, x)
-        if torch.is_grad_enabled() and any(p.requires_grad for p in trunk.parameters()):
-            cache.refuse_gradients()
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *trunk.parameters())):
+            raise ValueError(
+                "`cache` must be used under torch.no_grad() or torch.inference_mode(), got a "
+                "forward pass with gradients"
+            )
+        cache.past.begin()
     tokens = place(x, attention_mask, cache, document_starts)
     tokens = tokens if adapt is None else adapt(tokens)
     history = None if cache is None else cache.history
-    if cache is not None:
-        cache.past.begin()
     h = trunk(x, tokens, history=history, keep=tokens.keep, document_starts=document_starts)
     if cache is not None:
         cache.advance(x, tokens.begins)
@@ -79,88 +85,54 @@ def read_out(trunk: Trunk, config: GPTConfig, state: Tensor) -> Tensor:
 
 def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> Trunk:
     """Build the residual stream that `config.residual` names, around the given sublayers."""
-    match config.residual:
-        case "additive":
-            return AdditiveStream(
-                config.hidden_size,
-                sublayers,
-                norm_eps=NORM_EPS,
-                branch_scale=1 / config.times_as_deep,
-            )
-        case "additive-conv":
-            return ConvolvedStream(
-                config.hidden_size,
-                sublayers,
-                kernel_size=config.compress_kernel_size,
-                compress_parameterization=config.compress_parameterization,
-                read_init=config.read_init,
-                sublayers_per_compressor=config.sublayers_per_compressor,
-                norm_eps=NORM_EPS,
-            )
-        case "expanded":
-            return ExpandedStream(
-                config.hidden_size,
-                sublayers,
-                value_channels=config.value_channels,
-                kernel_size=config.compress_kernel_size,
-                compress_parameterization=config.compress_parameterization,
-                causal=config.compress_causal,
-                read_init=config.read_init,
-                sublayers_per_compressor=config.sublayers_per_compressor,
-                norm_eps=NORM_EPS,
-                branch_scale=1 / config.times_as_deep,
-            )
-        case "attention-residual":
-            return AttentionResidualStream(
-                config.hidden_size,
-                sublayers,
-                sublayers_per_block=config.summed_sublayers,
-                norm_eps=NORM_EPS,
-            )
-        case "hc" | "mhc" | "independent-hc" | "gated":
-            return _connected(config, sublayers)
-        case _:
-            return _delta(config, sublayers)
-
-
-def _connected(config: GPTConfig, sublayers: nn.ModuleList) -> ConnectedStream:
-    d, n = config.hidden_size, config.value_channels
+    d, n, eps = config.hidden_size, config.value_channels, NORM_EPS
+    branch_scale = 1 / config.times_as_deep
+    reads: dict[str, Any] = {
+        "kernel_size": config.compress_kernel_size,
+        "compress_parameterization": config.compress_parameterization,
+        "causal": config.compress_causal,
+        "read_init": config.read_init,
+        "sublayers_per_compressor": config.sublayers_per_compressor,
+        "norm_eps": eps,
+    }
+    norm: Callable[[], nn.Module] = partial(nn.RMSNorm, d, eps)
     connections: list[nn.Module]
     head: nn.Module
     match config.residual:
+        case "additive":
+            return AdditiveStream(d, sublayers, norm_eps=eps, branch_scale=branch_scale)
+        case "additive-conv":
+            return ConvolvedStream(d, sublayers, **reads)
+        case "expanded":
+            options = reads | {"value_channels": n, "branch_scale": branch_scale}
+            return ExpandedStream(d, sublayers, **options)
+        case "attention-residual":
+            block = config.summed_sublayers
+            return AttentionResidualStream(d, sublayers, sublayers_per_block=block, norm_eps=eps)
         case "hc":
             connections = [HyperConnection(d, n, index) for index in range(len(sublayers))]
             head = SumOfStreams()
         case "mhc":
-            connections = [ManifoldConnection(d, n, NORM_EPS) for _ in sublayers]
-            head = WeightedHead(d, n, NORM_EPS, base=0.0, scale=1.0)
+            connections = [ManifoldConnection(d, n, eps) for _ in sublayers]
+            head = WeightedHead(d, n, eps, base=0.0, scale=1.0)
         case "independent-hc":
-            connections = [IndependentConnection(d, n, NORM_EPS) for _ in sublayers]
-            head = WeightedHead(d, n, NORM_EPS, base=even_base(n), scale=SCALE)
+            connections = [IndependentConnection(d, n, eps) for _ in sublayers]
+            head = WeightedHead(d, n, eps, base=even_base(n), scale=SCALE)
+        case "gated":  # its reads have a norm of their own
+            connections = [GatedConnection(d, n, eps, config.gated_size) for _ in sublayers]
+            head, norm = GatedRead(d, n, eps, config.gated_size), nn.Identity
         case _:
-            connections = [GatedConnection(d, n, NORM_EPS, config.gated_size) for _ in sublayers]
-            head = GatedRead(d, n, NORM_EPS, config.gated_size)
-    normed = config.residual != "gated"  # its reads have a norm of their own
-    norm = partial(nn.RMSNorm, d, NORM_EPS) if normed else nn.Identity
+            compress, expand = STREAMS[config.residual]
+            return DeltaStream(
+                d,
+                list(sublayers),
+                value_channels=1 if config.residual == "ddl" else n,
+                compress=compress,
+                expand=expand,
+                expand_kernel_size=config.expand_kernel_size,
+                anchor_every=config.anchor_every,
+                stream_dtype=config.stream_dtype,
+                **reads,
+                **config.rewrite_options,
+            )
     return ConnectedStream(sublayers, n, connections=connections, head=head, norm=norm)
-
-
-def _delta(config: GPTConfig, sublayers: nn.ModuleList) -> DeltaStream:
-    compress, expand = STREAMS[config.residual]
-    return DeltaStream(
-        config.hidden_size,
-        list(sublayers),
-        value_channels=1 if config.residual == "ddl" else config.value_channels,
-        compress=compress,
-        kernel_size=config.compress_kernel_size,
-        compress_parameterization=config.compress_parameterization,
-        causal=config.compress_causal,
-        read_init=config.read_init,
-        expand=expand,
-        expand_kernel_size=config.expand_kernel_size,
-        sublayers_per_compressor=config.sublayers_per_compressor,
-        anchor_every=config.anchor_every,
-        stream_dtype=config.stream_dtype,
-        norm_eps=NORM_EPS,
-        **config.rewrite_options,
-    )

@@ -8,9 +8,8 @@ All published variants, gates, values and compressors are supported. They are re
 names and shapes of the parameters.
 """
 
-from .exporting import revert
+from .conversion import Translation, Variant, convert, revert, translate
 from .files import Checkpoint, import_checkpoint, load
-from .importing import Translation, Variant, convert, translate
 from .names import Layout
 
 __all__ = [

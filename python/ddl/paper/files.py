@@ -19,7 +19,6 @@ from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, T
 from ddl.paper import nanogpt
 from ddl.paths import (
     CONFIG,
-    NANOGPT_MODEL_TYPE,
     WEIGHT_SUFFIXES,
     PathKind,
     at_home,
@@ -27,8 +26,7 @@ from ddl.paths import (
     require_kind,
 )
 
-from .exporting import revert
-from .importing import Translation, Variant, translate
+from .conversion import Translation, Variant, revert, translate
 from .names import Layout
 
 WEIGHTS = "pytorch_model.bin"
@@ -38,7 +36,6 @@ KNOWN = (
     "ckpt.pt",  # nanoGPT's
 )
 INSIDE = ("model", "state_dict", "model_state_dict", "module")  # keys that may hold a state dict
-PADDED_VOCABULARY = 50304
 
 
 class Checkpoint(NamedTuple):
@@ -81,8 +78,13 @@ def import_checkpoint(
     require_new_directory(out)
     if reverse:
         return export_checkpoint(*_ours(src), out, layout)
+    from ddl.hf.files import choose_tokenizer, save_with_tokenizer  # needs the `hf` extra
+
     files = None if tokenizer is None else at_home(tokenizer, argument="tokenizer")
-    return _import(src, out, variant, files)
+    model, ours, report = read_model(src, variant, files)
+    if not isinstance(ours, CharTokenizer):  # its table is in `files`, if there are any
+        ours = choose_tokenizer(ours, files, model.config)
+    return report + save_with_tokenizer(model, ours, out)
 
 
 def load(source: str | Path) -> Checkpoint:
@@ -109,25 +111,13 @@ def unpack(path: Path, contents: dict[str, Any]) -> Checkpoint:
     """Find the state dict in the contents of a file, and the config in or beside it."""
     beside = path.parent / CONFIG
     config = _json(beside) if beside.exists() else None
-    for _ in range(len(INSIDE)):
-        inside = next(
-            (contents[key] for key in INSIDE if isinstance(contents.get(key), dict)), None
-        )
-        if inside is None:
-            break
+    while nested := [contents[key] for key in INSIDE if isinstance(contents.get(key), dict)]:
         if config is None and isinstance(contents.get("model_args"), dict):
             config = contents["model_args"]
-        contents = inside
+        contents = nested[0]
     if not any(isinstance(value, Tensor) for value in contents.values()):
         keys = listed([str(key) for key in contents]) or "nothing"
         raise InputError("src", "hold a state dict", f"{path} with {keys}")
-    bare = [
-        str(key) for key, value in contents.items() if isinstance(value, Tensor) and value.is_meta
-    ]
-    if bare:
-        raise InputError(
-            "src", "hold floating-point tensors", f"{path} with no numbers for {bare[0]}"
-        )
     return Checkpoint(contents, config)
 
 
@@ -143,34 +133,21 @@ def read_model(
     and `translate` do, also if the weights are not finite.
     """
     path, contents = read_contents(Path(source))
-    found = _model_of(path, contents, variant, tokenizer)
-    require_finite(found[0].state_dict(), path)
-    return found
-
-
-def _model_of(
-    path: Path, contents: dict[str, Any], variant: Variant, tokenizer: Path | None
-) -> tuple[GPT | NanoGPT, Tokenizer | None, list[str]]:
+    model: GPT | NanoGPT
     if nanogpt.is_nanogpt(contents):
-        return nanogpt.read_model(path, contents, variant, tokenizer)
-    translation = translate(*unpack(path, contents), variant=variant)
-    with torch.device("meta"):
-        model = GPT(translation.config)
-    model.to_empty(device="cpu")
-    # Clone: tensors from one file may share memory, which safetensors refuses.
-    state = {name: tensor.clone() for name, tensor in translation.state.items()}
-    model.load_state_dict(state, assign=True)
-    probable = _tokenizer(translation.config)
-    return model, probable, _report(translation, probable)
-
-
-def _import(src: Path, out: Path, variant: Variant, files: Path | None) -> list[str]:
-    from ddl.hf.files import choose_tokenizer, save_with_tokenizer  # needs the `hf` extra
-
-    model, tokenizer, report = read_model(src, variant, files)
-    if not isinstance(tokenizer, CharTokenizer):  # its table is in `files`, if there are any
-        tokenizer = choose_tokenizer(tokenizer, files, model.config)
-    return report + save_with_tokenizer(model, tokenizer, out)
+        model, ours, report = nanogpt.read_model(path, contents, variant, tokenizer)
+    else:
+        translation = translate(*unpack(path, contents), variant=variant)
+        with torch.device("meta"):
+            model = GPT(translation.config)
+        model.to_empty(device="cpu")
+        # Clone: tensors from one file may share memory, which safetensors refuses.
+        state = {name: tensor.clone() for name, tensor in translation.state.items()}
+        model.load_state_dict(state, assign=True)
+        ours = _tokenizer(translation.config)
+        report = _report(translation, ours)
+    require_finite(model.state_dict(), path)
+    return model, ours, report
 
 
 def export_checkpoint(
@@ -198,7 +175,7 @@ def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
 
 def _tokenizer(config: GPTConfig) -> Tokenizer | None:
     gpt2, byte = GPT2Tokenizer(), ByteTokenizer()
-    if gpt2.vocab_size <= config.vocab_size <= PADDED_VOCABULARY:
+    if gpt2.vocab_size <= config.vocab_size <= gpt2.padded_size:
         return gpt2
     return byte if config.vocab_size >= byte.vocab_size else None
 
@@ -249,20 +226,12 @@ def _shards(index: Path) -> list[Path]:
     return [index.parent / name for name in sorted(set(found))]
 
 
-def _is_nanogpt(directory: Path) -> bool:
-    """Whether a directory for the Auto classes holds nanoGPT's modules."""
-    return bool(_json(directory / CONFIG).get("model_type") == NANOGPT_MODEL_TYPE)
-
-
 def _refuse_ours(directory: Path) -> None:
     kind = path_kind(directory)
     if kind in (PathKind.RUN, PathKind.DDL):
         ours = f"`src` must be {PathKind.CHECKPOINT.value}, got {directory}, {kind.value}"
-        if kind is PathKind.DDL and _is_nanogpt(directory):
-            raise InputError.sentence(
-                f"{ours}: `ddl sample`, `ddl eval` and `ddl export` take it as it is", ("src",)
-            )
-        raise InputError.sentence(f"{ours}: the other way round is --reverse", ("src",))
+        hint = "other commands take it as it is, and the other way round is --reverse"
+        raise InputError.sentence(f"{ours}: {hint}", ("src",))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -13,12 +13,14 @@ K) over time, compress.shortconv.weight (d, 1, K) over the value channels. It is
 from __future__ import annotations
 
 import re
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from ddl.errors import InputError, listed
 from ddl.models.config import STREAMS, GPTConfig
+from ddl.models.scaling import without_wrappers
 from ddl.options import Residual
 
 Layout = Literal["c_proj", "o_proj"]
@@ -39,7 +41,7 @@ GATES = {
     },
 }
 COMPRESSOR = re.compile(r"((?:transformer\.h\.\d+\.compress|readout)\.)(shortconv\.)?weight")
-WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+COUNT = "transformer.h.0.anneal.step"  # the only integer in a checkpoint, of a converted nanoGPT
 
 
 def stream(residual: Residual) -> tuple[str, str]:
@@ -112,17 +114,8 @@ def to_theirs(name: str, tensor: Tensor) -> Tensor:
 # --- layouts --------------------------------------------------------------------------------------
 
 
-def clean(name: str) -> str:
-    """Remove the prefixes that torch.compile, DDP and FSDP add to a parameter's name."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    while name.startswith("module."):
-        name = name.removeprefix("module.")
-    return name
-
-
 def from_layout(name: str, tensor: Tensor, hidden_size: int) -> tuple[str, Tensor]:
-    """Convert a parameter of any published layout, its name cleaned, to layout c_proj."""
+    """Convert a parameter of any published layout to layout c_proj."""
     name = name.replace(".o_proj.", ".c_proj.").replace(".shortconv.conv.", ".shortconv.")
     cube = tensor.ndim == 3
     if name == "input_embed.weight":
@@ -146,15 +139,52 @@ def to_layout(name: str, tensor: Tensor, layout: str, config: GPTConfig) -> tupl
     return name.replace(".c_proj.", ".o_proj."), tensor
 
 
-# --- errors ---------------------------------------------------------------------------------------
+# --- state dicts ----------------------------------------------------------------------------------
 
 
-def check_keys(argument: str, what: str, *, missing: list[str], unknown: list[str]) -> None:
+def cleaned(argument: str, state_dict: Mapping[Any, Any]) -> dict[str, tuple[str, Tensor]]:
+    """The tensors of a state dict by their names without what wrappers of modules add, each with
+    its original name. Raises InputError for a name that is there twice, and for other values."""
+    tensors: dict[str, tuple[str, Tensor]] = {}
+    for original, tensor in state_dict.items():
+        name = without_wrappers(str(original))
+        if name in tensors:
+            raise InputError(argument, f"hold {name} once", f"{tensors[name][0]} and {original}")
+        if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or name == COUNT):
+            got = getattr(tensor, "dtype", type(tensor).__name__)
+            raise InputError(argument, "hold floating-point tensors", f"{got} for {original}")
+        tensors[name] = original, tensor
+    return tensors
+
+
+def check_state(
+    argument: str, what: str, state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raise InputError unless a state dict has these names and shapes."""
+    missing = [name for name in shapes if name not in state]
+    check_keys(argument, what, missing, [name for name in state if name not in shapes])
+    check_shapes({name: (state[name], shape) for name, shape in shapes.items()})
+
+
+def check_keys(argument: str, what: str, missing: list[str], unknown: list[str]) -> None:
     """Raise InputError with both lists unless both are empty."""
-    found = [
+    wrong = [
         f"{len(names)} {kind} ({listed(names)})"
         for kind, names in (("missing", missing), ("unknown", unknown))
         if names
     ]
-    if found:
-        raise InputError(argument, f"hold the parameters of {what}", " and ".join(found))
+    if wrong:
+        raise InputError(argument, f"hold the parameters of {what}", " and ".join(wrong))
+
+
+def check_shapes(tensors: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+    """Raise InputError unless each tensor has the shape that is paired with it."""
+    wrong = [
+        f"{tuple(tensor.shape)} instead of {shape} for {name}"
+        for name, (tensor, shape) in tensors.items()
+        if tuple(tensor.shape) != shape
+    ]
+    if wrong:
+        raise InputError.sentence(
+            f"the parameters must have the config's shapes, got {listed(wrong)}"
+        )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddl.errors import InputError, listed
-from ddl.fields import require
 from ddl.models.config import STREAMS, GPTConfig
-from ddl.options import Residual, check_count, check_finite
+from ddl.options import Residual, check_count, check_finite, check_flag, check_positive
 
 # Options that do not follow from the weights' shapes, with their published defaults.
 DEFAULTS: dict[str, bool | int | float] = {
@@ -63,95 +62,33 @@ def check_fixed(config: Mapping[str, Any]) -> None:
             )
 
 
-class Options:
-    """Options of a config.json, with published defaults for missing ones.
-
-    assumed: options that were read although config.json lacks them, with the defaults used.
-    """
-
-    def __init__(self, config: Mapping[str, Any] | None, residual: Residual) -> None:
-        self._config = dict(config or {})
-        if residual == "ddl":
-            for name, scalar in SCALAR.items():
-                if scalar in self._config:
-                    self._config[name] = self._config[scalar]
-        self.assumed: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        default = DEFAULTS[name]
-        if name not in self._config:
-            self.assumed[name] = default
-            return default
-        value = self._config[name]
-        kinds = {bool: ("true or false", bool), int: ("a whole number", int)}
-        expected, kind = kinds.get(type(default), ("a number", (int, float)))
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise InputError.sentence(
-                f"`{name}` in config.json must be {expected}, got {_json(value)}"
-            )
-        if kind is not bool:
-            check_finite(name, value)
-        return value
-
-    def scaling(self, num_layers: int) -> dict[str, Any]:
-        """GPTConfig's parameterization with its base; empty unless the logits are scaled."""
-        mup = self._config.get("mup")
-        if mup not in (None, True, False):
-            must = "`mup` in config.json must be true or false"
-            raise InputError.sentence(f"{must}, got {_json(mup)}")
-        name = "parameterization"
-        spelled = str(self._config.get(name)).lower()
-        if spelled == "mup":  # which the newest code refuses, too
-            must = f"`{name}` in config.json must be widthmuP where logits are scaled"
-            raise InputError.sentence(f"{must}, got {self._config[name]}")
-        kind = SCALED.get(spelled)
-        if kind is None and spelled not in UNSCALED:
-            known = ", ".join(SPELLED.values())
-            must = f"`{name}` in config.json must be null, standard, {known} or spectralP"
-            raise InputError.sentence(f"{must}, got {_json(self._config[name])}")
-        if kind is None and not mup:
-            return {}
-        fields = {"parameterization": kind or "mup"}
-        bases = {"base_width": ("hidden_size_base", BASE)}
-        if kind == "completep":
-            bases["base_layers"] = ("num_hidden_layers_base", num_layers)
-        for ours, (theirs, default) in bases.items():
-            base = self._config.get(theirs, default)
-            check_count(theirs, base)
-            fields[ours] = base
-        return fields
-
-    def branch_scale(self, scaling: Mapping[str, Any], num_layers: int) -> float:
-        """The factor of every branch that GPTConfig needs beside this parameterization."""
-        name = "residual_branch_mult"
-        given = self._config.get(name)
-        if given is None:
-            return 1.0
-        check_finite(name, given)
-        require(given > 0, name, "positive", given)
-        scale = float(given) * num_layers / scaling.get("base_layers", num_layers)
-        return 1.0 if math.isclose(scale, 1, rel_tol=1e-12) else scale
-
-    def read_init(self) -> float | None:
-        """The initial value of the read vectors, which no weight depends on any more."""
-        value = self._config.get("ddl_state_read_init")
-        check_finite("ddl_state_read_init", value, optional=True)
-        return value
-
-
 def to_ours(
-    options: Options, residual: Residual, *, hidden_size: int, num_layers: int
-) -> dict[str, Any]:
-    """The fields of GPTConfig that do not follow from the weights."""
+    config: Mapping[str, Any], residual: Residual, *, hidden_size: int, num_layers: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of GPTConfig that do not follow from the weights, and the options of the published
+    config.json that were read although it lacks them, with the defaults used."""
+    assumed: dict[str, Any] = {}
+    checks: dict[type, Callable[[str, Any], None]] = {bool: check_flag, int: check_count}
+
+    def option(name: str) -> Any:
+        scalar = SCALAR.get(name) if residual == "ddl" else None
+        value = config.get(scalar or name, config.get(name))
+        if value is None:
+            value = assumed[name] = DEFAULTS[name]
+        checks.get(type(DEFAULTS[name]), check_finite)(name, value)
+        return value
+
     fields: dict[str, Any] = {
-        "block_size": options["block_size"],
-        "rope_base": float(options["rope_base"]),
+        "block_size": option("block_size"),
+        "rope_base": float(option("rope_base")),
     }
-    scaling = options.scaling(num_layers)
-    branch_scale = options.branch_scale(scaling, num_layers)
-    fields |= scaling
-    # By which the models here multiply what follows.
-    wider = math.sqrt(hidden_size / scaling.get("base_width", hidden_size))
+    fields |= (scaling := _scaling(config, num_layers))
+    factor = config.get("residual_branch_mult")
+    check_positive("residual_branch_mult", factor, optional=True)
+    # The parameterization divides branches by num_layers / base_layers itself.
+    base_layers = scaling.get("base_layers", num_layers)
+    branch_scale = 1.0 if factor is None else float(factor) * num_layers / base_layers
+    branch_scale = 1.0 if math.isclose(branch_scale, 1, rel_tol=1e-12) else branch_scale
     if residual == "additive":
         if branch_scale != 1:
             name = "residual_branch_mult"
@@ -159,24 +96,45 @@ def to_ours(
                 f"`{name}` in config.json must be left out of an additive model here, "
                 "where the parameterization alone scales additions"
             )
-        return fields
+        return fields, assumed
+    # By which the models here multiply what follows.
+    wider = math.sqrt(hidden_size / scaling.get("base_width", hidden_size))
     fields["branch_scale"] = branch_scale
-    beta = float(options["ddl_beta_init"])
+    beta = float(option("ddl_beta_init"))
     fields["beta_init"] = min(max(beta, 0.0), 2.0)  # as the published code
-    fields["eps_k"] = float(options["ddl_k_eps"]) / wider
+    fields["eps_k"] = float(option("ddl_k_eps")) / wider
     if STREAMS[residual][0] != "identity":
         fields["compress_parameterization"] = "factored"
-        fields["read_init"] = options.read_init()
+        fields["read_init"] = config.get("ddl_state_read_init")  # on which no weight depends
     if STREAMS[residual][0] == "channel":
-        fields["compress_causal"] = options["ddl_state_dv_shortconv_causal"]
-    if options["ddl_v_constant"]:
-        constant = float(options["ddl_v_constant_value"]) / wider
-        return fields | {"value": "constant", "value_constant": constant}
-    fields["value_from"] = "compressed"
-    if options["ddl_v_sigmoid"]:
-        scale = float(options["ddl_v_sigmoid_scale"]) / wider
-        return fields | {"value": "sigmoid", "value_scale": scale}
-    return fields | {"value": "linear"}
+        fields["compress_causal"] = option("ddl_state_dv_shortconv_causal")
+    if option("ddl_v_constant"):
+        constant = float(option("ddl_v_constant_value")) / wider
+        return fields | {"value": "constant", "value_constant": constant}, assumed
+    fields |= {"value": "linear", "value_from": "compressed"}
+    if option("ddl_v_sigmoid"):
+        scale = float(option("ddl_v_sigmoid_scale")) / wider
+        fields |= {"value": "sigmoid", "value_scale": scale}
+    return fields, assumed
+
+
+def _scaling(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """GPTConfig's parameterization with its base; empty unless the logits are scaled."""
+    name = "parameterization"
+    spelled = config.get(name)
+    kind = SCALED.get(str(spelled).lower())
+    if kind is None and str(spelled).lower() not in UNSCALED:
+        known = ", ".join(SPELLED.values())
+        must = f"`{name}` in config.json must be null, standard, {known} or spectralP"
+        raise InputError.sentence(f"{must}, got {_json(spelled)}")
+    if kind is None and not config.get("mup"):
+        return {}
+    fields: dict[str, Any] = {"base_width": config.get("hidden_size_base", BASE)}
+    if kind == "completep":
+        fields["base_layers"] = config.get("num_hidden_layers_base", num_layers)
+    for field, base in fields.items():
+        check_count(field, base)
+    return fields | {"parameterization": kind or "mup"}
 
 
 def to_theirs(config: GPTConfig) -> dict[str, Any]:

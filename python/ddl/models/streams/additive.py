@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ddl.nn.additions import AddingStream, Addition
-from ddl.nn.history import History
 
 __all__ = ["AdditiveStream"]
 
@@ -37,18 +36,11 @@ class AdditiveStream(AddingStream):
         for norm in (*self.norms, self.readout):
             norm.reset_parameters()
 
-    def forward(
-        self,
-        x: Tensor,
-        *args: Any,
-        history: History | None = None,
-        keep: Tensor | None = None,
-        document_starts: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, keep: Tensor | None = None, **_: Any) -> Tensor:
         """Map embeddings x (B, T, d) to the final read (B, T, d); `args` go to every sublayer.
 
-        `history`, `keep` and `document_starts` are arguments of DeltaStream; here nothing is
-        convolved over time, and only hooks look at `keep`.
+        Hooks alone see `keep`; the other arguments of DeltaStream have no effect on a stream that
+        convolves nothing over time.
         """
         for i, (norm, sublayer) in enumerate(zip(self.norms, self.sublayers, strict=True)):
             written = sublayer(norm(x), *args)

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from ddl.nn.additions import AddingStream, Addition
 from ddl.nn.checks import require_own_forward
-from ddl.nn.history import History
 
 from ..sublayers import wide
 
@@ -59,15 +58,8 @@ class AttentionResidualStream(AddingStream):
         for query in self.queries:
             nn.init.zeros_(query)
 
-    def forward(
-        self,
-        x: Tensor,
-        *args: Any,
-        history: History | None = None,
-        keep: Tensor | None = None,
-        document_starts: Tensor | None = None,
-    ) -> Tensor:
-        """Map embeddings x (B, T, d) to the final read (B, T, d); arguments as in DeltaStream."""
+    def forward(self, x: Tensor, *args: Any, keep: Tensor | None = None, **_: Any) -> Tensor:
+        """Map embeddings x (B, T, d) to the final read (B, T, d); as AdditiveStream."""
         sums, read = [x], x
         queries = require_own_forward("queries", self.queries, nn.ParameterList)
         parts = zip(self.norms, self.sublayers, queries, strict=True)
@@ -102,14 +94,11 @@ class AttentionResidualStream(AddingStream):
 
 def attend(sums: list[Tensor], query: Tensor, eps: float) -> Tensor:
     """Σ_i softmax_i(q · rms(v_i)) v_i over v_i (B, T, d) → (B, T, d)."""
-    logits = [_logit(wide(v), wide(query), eps) for v in sums]
+    logits = [
+        (v * wide(query)).sum(-1) * torch.rsqrt(v.square().mean(-1) + eps) for v in map(wide, sums)
+    ]
     weights = torch.softmax(torch.stack(logits), 0).to(sums[0].dtype).unsqueeze(-1)
     x = weights[0] * sums[0]
     for weight, v in zip(weights[1:], sums[1:], strict=True):
         x = x + weight * v
     return x
-
-
-def _logit(v: Tensor, query: Tensor, eps: float) -> Tensor:
-    """q · rms(v) for v (B, T, d) → (B, T)."""
-    return (v * query).sum(-1) * torch.rsqrt(v.square().mean(-1) + eps)

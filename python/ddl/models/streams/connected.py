@@ -2,7 +2,7 @@
 
     X (n, d)      x = connection(X)      X ← Mᵀ X + b F(norm(x))ᵀ
 
-The connections differ: `hyper`, `mhc`, `independent_hc` and `gated` each have one.
+The connections differ: `hyper`, `mhc` and `gated` have them.
 """
 
 from __future__ import annotations
@@ -10,16 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ddl.nn.additions import AddingStream, Addition
-from ddl.nn.history import History
-from ddl.reference import without_autocast
 
-from ..sublayers import wide
-
-__all__ = ["Connected", "ConnectedStream", "SumOfStreams", "map_of_streams"]
+__all__ = ["Connected", "ConnectedStream", "SumOfStreams"]
 
 
 class Connected(NamedTuple):
@@ -49,7 +44,7 @@ class ConnectedStream(AddingStream):
         streams: int,
         *,
         connections: Iterable[nn.Module],
-        norm: Callable[[], nn.Module] = nn.Identity,
+        norm: Callable[[], nn.Module],
         head: nn.Module,
     ) -> None:
         super().__init__()
@@ -62,18 +57,11 @@ class ConnectedStream(AddingStream):
 
     def reset_parameters(self) -> None:
         for module in (*self.norms, *self.connections, self.head, self.readout):
-            if not isinstance(module, nn.Identity):
+            if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
 
-    def forward(
-        self,
-        x: Tensor,
-        *args: Any,
-        history: History | None = None,
-        keep: Tensor | None = None,
-        document_starts: Tensor | None = None,
-    ) -> Tensor:
-        """Map embeddings x (B, T, d) to the final read (B, T, d); arguments as in DeltaStream."""
+    def forward(self, x: Tensor, *args: Any, keep: Tensor | None = None, **_: Any) -> Tensor:
+        """Map embeddings x (B, T, d) to the final read (B, T, d); as AdditiveStream."""
         state = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
         parts = zip(self.norms, self.sublayers, self.connections, strict=True)
         for i, (norm, sublayer, connection) in enumerate(parts):
@@ -93,16 +81,5 @@ class ConnectedStream(AddingStream):
 class SumOfStreams(nn.Module):
     """The sum of n streams (…, n, d)."""
 
-    def reset_parameters(self) -> None:
-        """It has no parameters."""
-
     def forward(self, state: Tensor) -> Tensor:
         return state.sum(-2)
-
-
-def map_of_streams(state: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """W · rms(vec X) for X (…, n, d), W (k, n·d) → (…, k), float32 (float64 for float64)."""
-    flat = wide(state.flatten(-2))
-    normalised = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
-    with without_autocast(state):
-        return nn.functional.linear(normalised, wide(weight))

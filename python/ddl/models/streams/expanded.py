@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from ddl.nn.additions import AddingStream, Addition
 from ddl.nn.checks import require_exact_type
 from ddl.nn.gate import reset_gate, squash
-from ddl.nn.history import History
 from ddl.nn.linear import Projection, form_parameters, project, projection_of, reset_
 from ddl.nn.read import Read, make_reads
 
@@ -90,15 +89,8 @@ class ExpandedStream(AddingStream):
         for module in (*self.reads, *self.residuals, self.readout):
             module.reset_parameters()
 
-    def forward(
-        self,
-        x: Tensor,
-        *args: Any,
-        history: History | None = None,
-        keep: Tensor | None = None,
-        document_starts: Tensor | None = None,
-    ) -> Tensor:
-        """Map embeddings x (B, T, d) to the final read (B, T, d); arguments as in DeltaStream."""
+    def forward(self, x: Tensor, *args: Any, keep: Tensor | None = None, **_: Any) -> Tensor:
+        """Map embeddings x (B, T, d) to the final read (B, T, d); as AdditiveStream."""
         state = x.unsqueeze(-1).expand(*x.shape, self.value_channels)
         parts = zip(self.reads, self.sublayers, self.residuals, strict=True)
         for i, (read, sublayer, residual) in enumerate(parts):

@@ -6,10 +6,11 @@ arguments of a schema.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # ddl.arrays does without torch
+    import torch
+    from torch import Tensor
 
 __all__ = [
     "ERASE",
@@ -41,7 +42,7 @@ class Write(NamedTuple):
 
     def scaled(self, scale: float | Tensor) -> Write:
         """The write with its gates times a number."""
-        if not isinstance(scale, Tensor) and scale == 1:
+        if isinstance(scale, (int, float)) and scale == 1:
             return self
         # Not by `_replace`, which torch.compile cannot return from a part of a graph.
         return Write(self.direction, self.value, scale * self.gate, *self[3:])

@@ -73,18 +73,18 @@ unsafe extern "C" fn drain<T: Send, E: Send, F: Fn(T) -> Result<(), E> + Sync>(q
     }
 }
 
-/// Looks up `GOMP_parallel` in the process's global scope, where torch's libgomp is, behind a preloaded one.
+/// Looks up `GOMP_parallel` in the process's global scope, where torch's libgomp is, behind a preloaded one. Torch may
+/// be loaded after the first call.
 fn gomp_parallel() -> Option<GompParallel> {
-    static FOUND: OnceLock<Option<GompParallel>> = OnceLock::new();
-    *FOUND.get_or_init(|| {
-        if !cfg!(target_os = "linux") || environment::wants_rayon() {
-            return None;
-        }
+    static FOUND: OnceLock<GompParallel> = OnceLock::new();
+    if FOUND.get().is_none() && cfg!(target_os = "linux") && !environment::wants_rayon() {
         // SAFETY: `dlsym` only looks the name up.
         let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"GOMP_parallel".as_ptr()) };
         // SAFETY: if present, the symbol has had this signature since GCC 4.9; a null pointer becomes None.
-        unsafe { std::mem::transmute::<*mut c_void, Option<GompParallel>>(symbol) }
-    })
+        let found = unsafe { std::mem::transmute::<*mut c_void, Option<GompParallel>>(symbol) };
+        return found.map(|found| *FOUND.get_or_init(|| found));
+    }
+    FOUND.get().copied()
 }
 
 fn rayon_for_each<T: Send, E: Send>(

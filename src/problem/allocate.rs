@@ -34,14 +34,27 @@ pub trait Allocate {
         }
     }
 
-    /// Allocates two outputs, of which either may be left out; torch gets them as one, one after the other.
+    /// Allocates two outputs, of which either may be left out; torch's dispatcher gets them as one.
     fn joined(
         &mut self,
-        name: &'static str,
+        _name: &'static str,
         parts: [Part; 2],
         dtype: Dtype,
         beside: &Tensor,
-    ) -> Result<[Option<Tensor>; 2]>;
+    ) -> Result<[Option<Tensor>; 2]> {
+        self.separate(parts, dtype, beside)
+    }
+
+    /// Allocates two outputs, each by itself.
+    fn separate(
+        &mut self,
+        [first, second]: [Part; 2],
+        dtype: Dtype,
+        beside: &Tensor,
+    ) -> Result<[Option<Tensor>; 2]> {
+        let mut next = |(name, shape): Part| self.optional_output(name, shape.as_deref(), dtype, beside);
+        Ok([next(first)?, next(second)?])
+    }
 
     /// Allocates the next output like `tensor`.
     fn output_like(&mut self, name: &'static str, tensor: &Tensor) -> Result<Tensor> {
@@ -51,17 +64,6 @@ pub trait Allocate {
 
 /// The name and the shape of an output.
 pub type Part = (&'static str, Option<Vec<usize>>);
-
-/// Allocates two outputs, each by itself.
-pub fn separate(
-    allocate: &mut impl Allocate,
-    [first, second]: [Part; 2],
-    dtype: Dtype,
-    beside: &Tensor,
-) -> Result<[Option<Tensor>; 2]> {
-    let mut next = |(name, shape): Part| allocate.optional_output(name, shape.as_deref(), dtype, beside);
-    Ok([next(first)?, next(second)?])
-}
 
 impl Outputs {
     /// Allocates the outputs of a forward, and what it saves for its backward; a cached step leaves something to the next

@@ -11,7 +11,7 @@ mod rewrite_read;
 mod rewrites;
 mod sizes;
 
-pub use allocate::{Allocate, Part, separate};
+pub use allocate::{Allocate, Part};
 #[cfg(feature = "python")]
 pub use delta_rule::{DeltaRule, Given, OverTime, SavedOverTime};
 pub use expand::Expand;

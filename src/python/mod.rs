@@ -1,5 +1,7 @@
-//! The module `ddl._native`: registration of the operators, the warm-up of a GPU, and the tests' emulator.
+//! The module `ddl._native`: registration of the operators, the same on NumPy arrays, the warm-up of a GPU, and the
+//! tests' emulator.
 
+mod arrays;
 mod described;
 #[cfg(feature = "emulator")]
 mod emulator;
@@ -28,6 +30,7 @@ pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(described::check, module)?)?;
     module.add_function(wrap_pyfunction!(warmup::search_nvrtc_in, module)?)?;
     module.add_function(wrap_pyfunction!(warmup::why_unavailable, module)?)?;
+    module.add_function(wrap_pyfunction!(arrays::on_arrays, module)?)?;
     module.add_class::<warmup::Warmup>()?;
     #[cfg(feature = "emulator")]
     {

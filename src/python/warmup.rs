@@ -6,10 +6,10 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use super::described::run_described;
 use crate::cuda::compile::{Built, nvrtc};
 use crate::cuda::device::ahead_of_time::AheadOfTime;
 use crate::cuda::device::gpu::gpu;
-use super::described::run_described;
 use crate::torch::run::Run;
 
 /// Sets the directories that hold torch and the libraries installed beside it: a site-packages, a prefix.

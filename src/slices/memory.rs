@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
-use crate::problem::{Allocate, Part, separate};
+use crate::problem::Allocate;
 use crate::records::Map;
 use crate::tensor::{Device, Dtype, Element, Tensor};
 
@@ -50,16 +50,6 @@ impl Allocate for Memory {
 
     fn absent_output(&mut self) -> Result<Option<Tensor>> {
         Ok(None)
-    }
-
-    fn joined(
-        &mut self,
-        _: &'static str,
-        parts: [Part; 2],
-        dtype: Dtype,
-        beside: &Tensor,
-    ) -> Result<[Option<Tensor>; 2]> {
-        separate(self, parts, dtype, beside)
     }
 }
 

@@ -38,6 +38,8 @@ macro_rules! of_dtype {
         }
     };
 }
+#[cfg(feature = "python")]
+pub(crate) use of_dtype;
 
 /// Computes the outputs and what the backward needs, or a step of a sequence in pieces.
 pub fn forward(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<Outputs> {

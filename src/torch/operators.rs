@@ -9,9 +9,7 @@ use super::execute::{self, backward, forward};
 use super::run::Run;
 use super::source::{Overwritten, Source};
 use crate::error::{Error, Result};
-use crate::problem::{
-    DeltaRule, Expand, Given, Incoming, Link, RewriteRead, Saved, SavedOverTime, Write,
-};
+use crate::problem::{DeltaRule, Expand, Given, Incoming, Link, RewriteRead, Saved, SavedOverTime, Write};
 use crate::tensor::Tensor;
 
 // --- forward --------------------------------------------------------------------------------------

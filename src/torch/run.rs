@@ -8,7 +8,7 @@ use super::shims::shims;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, Call, Memory};
 use crate::error::{Error, Result};
-use crate::problem::{Allocate, Part, separate};
+use crate::problem::{Allocate, Part};
 use crate::tensor::{Device, Dtype, Tensor};
 
 /// What is done with a call.
@@ -144,7 +144,7 @@ impl Allocate for Run {
         beside: &Tensor,
     ) -> Result<[Option<Tensor>; 2]> {
         if !self.joins {
-            return separate(self, parts, dtype, beside);
+            return self.separate(parts, dtype, beside);
         }
         let len = |shape: &Option<Vec<usize>>| shape.as_ref().map_or(0, |shape| shape.iter().product());
         let (first, second): (usize, usize) = (len(&parts[0].1), len(&parts[1].1));

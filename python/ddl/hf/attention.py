@@ -12,7 +12,7 @@ The functions of the registry get queries, keys and values (B, H, T, head_dim) a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -26,14 +26,15 @@ from transformers.masking_utils import (
     flex_attention_mask,
     sdpa_mask,
 )
+from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ddl.models.nanogpt import CausalSelfAttention
-from ddl.models.sublayers import Attention, wide
+from ddl.models.nanogpt import MLP, CausalSelfAttention
+from ddl.models.sublayers import Attention, SwiGLU, TimeMixer, wide
 from ddl.models.tokens import Tokens
 
-__all__ = ["HFAttention", "HFCausalSelfAttention", "adapted", "attend_by", "keeps_the_past"]
+__all__ = ["SUBLAYERS", "ByRegistry", "adapted", "keeps_the_past"]
 
 MASK_FUNCTIONS = (sdpa_mask, flash_attention_mask, flex_attention_mask)
 
@@ -41,7 +42,7 @@ MASK_FUNCTIONS = (sdpa_mask, flash_attention_mask, flex_attention_mask)
 class ByRegistry:
     """Mixin: the attributes that the registry's functions read from a module of attention.
 
-    config: the model's, which names the function; from `attend_by`.
+    config: the model's, which names the function.
     """
 
     config: Any = None
@@ -54,16 +55,6 @@ class ByRegistry:
         attention: Any = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
         y: Tensor = attention(self, q, k, v, mask, scaling=1 / math.sqrt(q.shape[-1]), **kwargs)[0]
         return y.reshape(q.transpose(1, 2).shape)  # an engine's may be (tokens, H * head_dim)
-
-
-def attend_by(config: Any, modules: Iterable[nn.Module]) -> None:
-    """Let those of the modules that are attention use the function that a config names.
-
-    Models with a config each may share modules, as `from_gpt` makes them, so every pass calls this.
-    """
-    for module in modules:
-        if isinstance(module, ByRegistry) and module.config is not config:
-            module.config = config
 
 
 class HFAttention(GradientCheckpointingLayer, ByRegistry, Attention):
@@ -84,6 +75,28 @@ class HFCausalSelfAttention(GradientCheckpointingLayer, ByRegistry, CausalSelfAt
         mask = _causal_blocks(q.shape[2], q.device) if flex else None
         dropout = self.dropout if self.training else 0.0
         return self.by_registry(q, k, v, mask, dropout=dropout, is_causal=True)
+
+
+class HFTimeMixer(GradientCheckpointingLayer, TimeMixer):
+    """TimeMixer with activation checkpointing."""
+
+
+class HFSwiGLU(GradientCheckpointingLayer, SwiGLU):
+    """The MLP with activation checkpointing."""
+
+
+class HFMLP(GradientCheckpointingLayer, MLP):
+    """nanoGPT's MLP with activation checkpointing."""
+
+
+# The classes of sublayers of `ddl.models`, and those that they become in a model of transformers.
+SUBLAYERS: dict[type, type] = {
+    Attention: HFAttention,
+    TimeMixer: HFTimeMixer,
+    SwiGLU: HFSwiGLU,
+    CausalSelfAttention: HFCausalSelfAttention,
+    MLP: HFMLP,
+}
 
 
 def eager_attention(
@@ -157,12 +170,9 @@ def _for_flash(tokens: Tokens, mask: Tensor | None) -> Tokens:
             "`document_starts` must come without padding and with an empty cache for flash "
             f'attention, got {rest}: load with attn_implementation="sdpa"'
         )
-    starts = tokens.document_starts.clone()
-    starts[:, 0] = True
-    ends = F.pad(starts.flatten().nonzero().flatten(), (0, 1), value=starts.numel()).int()
-    longest = int(ends.diff().max())
-    lengths: dict[str, Any] = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
-    lengths |= {"max_length_q": longest, "max_length_k": longest}
+    ends, longest = prepare_fa_kwargs_from_position_ids(tokens.positions)
+    lengths = {"cu_seq_lens_q": ends[0], "max_length_q": int(longest[0])}
+    lengths |= {"cu_seq_lens_k": ends[1], "max_length_k": int(longest[1])}
     return tokens._replace(visible=None, causal=True, attention=lengths)
 
 

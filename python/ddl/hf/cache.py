@@ -120,20 +120,11 @@ def cache_in(given: Mapping[str, Any]) -> Any:
     return next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
 
 
-def our_cache(**given: Any) -> DDLCache | None:
-    """The cache that is given by one of two names; raise ValueError for two, or for another kind.
-
-    given: `past_key_values` and `cache`.
-    """
-    found = {name: cache for name, cache in given.items() if cache is not None}
-    if not found:
-        return None
-    name, cache = found.popitem()
-    if found:
-        raise ValueError(f"`{name}` must be left out with `{next(iter(found))}`, got both")
-    if not isinstance(cache, DDLCache):
+def our_cache(cache: Any) -> DDLCache | None:
+    """The cache that a model is given, if any; raise ValueError for another kind."""
+    if cache is not None and not isinstance(cache, DDLCache):
         raise ValueError(
-            f"`{name}` must be a ddl.hf.DDLCache, got {type(cache).__name__}: keys and values "
+            f"`{CACHE}` must be a ddl.hf.DDLCache, got {type(cache).__name__}: keys and values "
             "alone, as of prefix tuning, lack what the stream keeps of past tokens"
         )
     return cache

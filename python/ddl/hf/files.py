@@ -28,7 +28,6 @@ from ddl.paths import PathKind, at_home, require_kind, require_utf8
 
 from .base import OurModel
 from .modeling import from_gpt, to_gpt
-from .nanogpt import DDLNanoGPTForCausalLM, from_nanogpt, to_nanogpt
 from .tokenization import from_files, load_tokenizer, to_fast
 
 __all__ = ["choose_tokenizer", "load", "save", "save_with_tokenizer"]
@@ -62,7 +61,7 @@ def _write(
     argument: str = "out",
 ) -> None:
     require_utf8(out, argument=argument)
-    wrapped: OurModel = from_nanogpt(model) if isinstance(model, NanoGPT) else from_gpt(model)
+    wrapped: OurModel = from_gpt(model)
     if remote_code:
         wrapped.config.auto_map = remote.auto_map(wrapped.config)
     trained = training_tokenizer(tokenizer)
@@ -118,8 +117,6 @@ def load(
     if wrong:
         raise InputError(path, "hold the parameters of its config", " and ".join(wrong))
     require_finite(model.state_dict(), path)
-    if isinstance(model, DDLNanoGPTForCausalLM):
-        return to_nanogpt(model), tokenizer
     return to_gpt(model), tokenizer
 
 

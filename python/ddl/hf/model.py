@@ -8,22 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers.modeling_layers import GradientCheckpointingLayer
+from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from ddl.models import GPT
-from ddl.models.sublayers import Attention, Rotary, SwiGLU, TimeMixer
-from ddl.models.trunk import hidden_states
+from ddl.models.sublayers import Rotary
+from ddl.models.trunk import Trunk, hidden_states
 
-from .attention import HFAttention, adapted, attend_by, keeps_the_past
-from .base import OurDecoder, check_given, check_unset
+from .attention import adapted, keeps_the_past
+from .base import OurBase, OurDecoder, check_given, check_no_attentions
 from .cache import CACHE, CACHE_NAMES, DDLCache, our_cache
 from .configuration import DDLConfig
 from .packing import check_documents, check_known, mask_of_numbers, starts_of
 
-__all__ = ["DDLDecoder", "DDLModel", "DDLModelOutput"]
+__all__ = ["DDLBase", "DDLModel", "DDLModelOutput"]
 
 # The gate β and value v keep float32 parameters in every model dtype: their biases start around 1,
 # where bfloat16 has steps of 1/128, too coarse to train. They are only 1 + m of ~6d rows. The
@@ -38,17 +37,6 @@ WIDE = [
 ]
 
 
-class HFTimeMixer(GradientCheckpointingLayer, TimeMixer):
-    """TimeMixer with activation checkpointing: the backward can recompute activations."""
-
-
-class HFSwiGLU(GradientCheckpointingLayer, SwiGLU):
-    """The MLP with activation checkpointing."""
-
-
-SUBLAYERS = {Attention: HFAttention, TimeMixer: HFTimeMixer, SwiGLU: HFSwiGLU}
-
-
 @dataclass
 class DDLModelOutput(BaseModelOutputWithPast):
     """Output of `DDLModel`.
@@ -60,14 +48,13 @@ class DDLModelOutput(BaseModelOutputWithPast):
     document_starts: Tensor | None = None
 
 
-class DDLDecoder(OurDecoder):
+class DDLBase(OurBase):
     """Base of DDLModel and DDLForCausalLM."""
 
     config_class = DDLConfig
     made_of = GPT
     config: DDLConfig
     base_model_prefix = "model"
-    supports_gradient_checkpointing = True
     _supports_attention_backend = True
     _keep_in_fp32_modules_strict = WIDE
     # The fused operators read these modules' parameters without calling them, so accelerate's hooks
@@ -91,7 +78,7 @@ class DDLDecoder(OurDecoder):
         super().initialize_weights()
 
 
-class DDLModel(DDLDecoder):
+class DDLModel(OurDecoder, DDLBase):
     """Embedding and trunk of a model of ddl-rs, with any residual: tokens to the head's input.
 
     `wte` and `trunk` are those of `ddl.models.GPT`, so state dicts have the same names.
@@ -100,18 +87,8 @@ class DDLModel(DDLDecoder):
     Attention: by the function that `attn_implementation` names.
     """
 
-    def __init__(self, config: DDLConfig, model: GPT | None = None) -> None:
-        """Build a new model, or share the modules of `model`, parameters included."""
-        super().__init__(config)
-        fresh = model is None
-        model = GPT(config.gpt) if model is None else model
-        self._gpt_config = model.config
-        self.wte, self.trunk = model.wte, model.trunk
-        for sublayer in self.trunk.sublayers:
-            sublayer.__class__ = SUBLAYERS.get(type(sublayer), type(sublayer))
-        attend_by(config, self.trunk.sublayers)
-        self._initialized(fresh)
-        self.post_init()
+    wte: nn.Embedding
+    trunk: Trunk
 
     @can_return_tuple
     def forward(
@@ -141,10 +118,10 @@ class DDLModel(DDLDecoder):
         packed = any(mark is not None for mark in marks)
         longest = None if by_engine or packed else self.config.block_size
         given = check_given(self.config, input_ids, inputs_embeds, longest=longest)
-        check_unset(output_attentions or self.config.output_attentions)
+        check_no_attentions(self.config, output_attentions)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        cache = our_cache(past_key_values=past_key_values, cache=cache)
+        cache = our_cache(cache if past_key_values is None else past_key_values)
         if by_engine:
             self._check_engine(cache, attention_mask, document_starts, seq_idx)
             kwargs["position_ids"] = position_ids
@@ -163,7 +140,7 @@ class DDLModel(DDLDecoder):
                 **kwargs,
             )
             check_documents(document_starts, given.shape[1], self.config.block_size)
-        attend_by(self.config, self.trunk.sublayers)
+        self._attend()
         x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
         with self._recorded(output_hidden_states) as seen:
             h = hidden_states(
@@ -183,35 +160,33 @@ class DDLModel(DDLDecoder):
             **named,
         )
 
-    def _check_engine(self, cache: Any, *masks: Tensor | None) -> None:
-        """Raise ValueError for what an attention function that keeps the past cannot serve."""
-        name = self.config._attn_implementation
-        by_masks = f'; AttentionMaskInterface.register("{name}", sdpa_mask) gives it masks instead'
+    def _check_engine(self, *past_and_masks: Any) -> None:
+        """Raise ValueError if an attention function that keeps the past cannot serve the model."""
         if self._gpt_config.looks_back:
-            raise ValueError(
-                f'`attn_implementation` must not be "{name}", which keeps keys and values alone: '
-                "reads of several tokens, convolutions and mixers need the past of the stream"
-                + by_masks
+            why = (
+                ", which keeps keys and values alone: reads of several tokens, convolutions and "
+                "mixers need the past of the stream"
             )
-        if self.training:  # documents would see one another
-            raise ValueError(
-                f'`attn_implementation` must not be "{name}" in training: it has no masks'
-                + by_masks
+        elif self.training or any(given is not None for given in past_and_masks):
+            why = (
+                " in training, nor with a cache, `attention_mask`, `document_starts` or `seq_idx`: "
+                "it keeps the past itself, and has no masks"
             )
-        if cache is not None or any(mask is not None for mask in masks):
-            raise ValueError(
-                "a cache, `attention_mask`, `document_starts` and `seq_idx` must be left out for "
-                f'the attention function "{name}", which keeps the past itself, got one' + by_masks
-            )
+        else:
+            return
+        name = self.config._attn_implementation
+        raise ValueError(
+            f'`attn_implementation` must not be "{name}"{why}; '
+            f'AttentionMaskInterface.register("{name}", sdpa_mask) gives it masks instead'
+        )
 
     @contextmanager
     def _recorded(self, wanted: bool | None) -> Iterator[list[Tensor]]:
         """Yield a list that collects the input of every block's first sublayer."""
         seen: list[Tensor] = []
-        first = self.trunk.sublayers[::2] if wanted else ()
         hooks = [
             sublayer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-            for sublayer in first
+            for sublayer in (self.trunk.sublayers[::2] if wanted else ())
         ]
         try:
             yield seen

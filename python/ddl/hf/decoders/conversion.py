@@ -77,7 +77,7 @@ def convert(
 
     Args:
         model: a causal language model of transformers with pre-norm layers (Llama, Mistral, Qwen 2
-            and 3, SmolLM 3, Phi 3, GPT-2 and others). It runs twice on eight tokens, which finds
+            and 3, SmolLM 3, Phi 3, GPT-2 and others). It runs on eight tokens, which finds
             its norms and that its layers are x + F(norm(x)).
         value_channels, compress, expand: as in DeltaStream.
         start: "additive" to start as the model is; None for rewrites from the start.

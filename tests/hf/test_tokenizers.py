@@ -328,9 +328,6 @@ def test_byte_pairs_from_files(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         from_files(tmp_path / "new", small(vocab_size=299))
-    to_fast(CharTokenizer("ab")).save_pretrained(tmp_path / "characters")
-    with pytest.raises(InputError, match=r"^`tokenizer` must have byte pairs, got a WordLevel"):
-        from_files(tmp_path / "characters", small())
     (tmp_path / "old" / "vocab.json").write_text("{")
     for damaged in (tmp_path, tmp_path / "old"):
         with pytest.raises(

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 import transformers
 from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ddl.models.cache import Cache
@@ -22,6 +23,7 @@ __all__ = [
     "CACHE",
     "CACHE_NAMES",
     "DDLCache",
+    "RowsLayer",
     "cache_in",
     "our_cache",
     "refuse_continuous_batching",
@@ -39,43 +41,62 @@ def refuse_continuous_batching(needs: str) -> NoReturn:
     raise ValueError(f"{pages}, and {needs}: call `generate`")
 
 
-class DDLCache(transformers.Cache):
-    """Keys, values and the residual stream's history of one batch of sequences.
+class RowsLayer(CacheLayerMixin):
+    """A layer of transformers' cache that holds something else than keys and values.
 
-    `generate` makes one, returns it and can continue from it. `.cache` is a
-    `ddl.models.cache.Cache`, which grows up to block_size. Beam search reorders it. Convolutions
-    over time cannot forget a token, so `crop`, and with it assisted decoding, raises ValueError.
+    held: it, with the `batch_size` (None while it is empty) and the `select` of a `Cache`.
     """
 
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__(layers=[])
-        self.cache = Cache(config)
+    is_sliding = False
+    supports_early_init = False
 
-    def __len__(self) -> int:
-        return self.cache.config.num_layers
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
 
-    def __repr__(self) -> str:
-        return f"DDLCache({self.cache.length} of {self.cache.config.block_size} tokens)"
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Replace the batch by the sequences `beam_idx`, (B',) int64."""
+        self.held.select(beam_idx)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Number of tokens so far, padding included."""
-        return self.cache.length
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Do as `reorder_cache`."""
+        self.reorder_cache(indices)
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Largest number of tokens: block_size."""
-        return self.cache.config.block_size
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each sequence `repeats` times, copies next to each other."""
+        if self.held.batch_size is not None:
+            self.reorder_cache(torch.arange(self.held.batch_size).repeat_interleave(repeats))
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.cache.length + query_length, 0
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing: the first pass begins."""
+
+    def update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} has no keys and values, got some")
+
+
+class DDLLayer(RowsLayer):
+    """The layer of a `DDLCache`."""
 
     @property
-    def is_linear(self) -> list[bool]:
-        """Of no layer; `generate` gives a linear one tokens again that the cache holds."""
-        return [False] * len(self)
+    def batch_size(self) -> int:
+        """Number of sequences; −1 while the cache is empty."""
+        return -1 if self.held.batch_size is None else self.held.batch_size
 
-    @property
-    def is_croppable(self) -> bool:
-        return False
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.held.device is not None:
+            self.held.select(beam_idx.to(self.held.device))
+
+    def get_seq_length(self) -> int:
+        return self.held.length
+
+    def get_max_length(self) -> int:
+        return self.held.config.block_size
+
+    def reset(self) -> None:
+        self.held = Cache(self.held.config)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Do nothing for 0; raise ValueError for every other number."""
@@ -85,34 +106,26 @@ class DDLCache(transformers.Cache):
                 "over time has seen cannot be taken back"
             )
 
-    def reset(self) -> None:
-        """Forget all tokens."""
-        self.cache = Cache(self.cache.config)
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replace the batch by the sequences `beam_idx`, (B',) int64."""
-        device = self.cache.device
-        if device is not None:
-            self.cache.select(beam_idx.to(device))
+class DDLCache(transformers.Cache):
+    """Keys, values and the residual stream's history of one batch of sequences.
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Do as `reorder_cache`."""
-        self.reorder_cache(indices)
+    `generate` makes one, returns it and can continue from it. `.cache` is a
+    `ddl.models.cache.Cache`, which grows up to block_size. Beam search reorders it. Convolutions
+    over time cannot forget a token, so `crop`, and with it assisted decoding, raises ValueError.
+    """
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each sequence `repeats` times, copies next to each other."""
-        if self.cache.batch_size is not None:
-            rows = torch.arange(self.cache.batch_size, device=self.cache.device)
-            self.cache.select(rows.repeat_interleave(repeats))
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(layers=[DDLLayer(Cache(config))])
+
+    def __repr__(self) -> str:
+        return f"DDLCache({self.cache.length} of {self.cache.config.block_size} tokens)"
 
     @property
-    def batch_size(self) -> int:
-        """Number of sequences; −1 while the cache is empty."""
-        return -1 if self.cache.batch_size is None else self.cache.batch_size
-
-    def update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise TypeError: only a DDL model can fill this cache."""
-        raise TypeError(f"`{CACHE}` must be given to a DDL model, got another's")
+    def cache(self) -> Cache:
+        layer: Any = self.layers[0]
+        held: Cache = layer.held
+        return held
 
 
 def cache_in(given: Mapping[str, Any]) -> Any:

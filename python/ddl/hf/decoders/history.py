@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
-from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
-
-from ddl.hf.cache import CACHE
+from ddl.hf.cache import CACHE, RowsLayer
 from ddl.nn.history import History
 
 __all__ = ["HistoryLayer", "history_in"]
@@ -16,7 +12,7 @@ __all__ = ["HistoryLayer", "history_in"]
 RECORDED = 2**31  # tokens that can be cropped while the past is recorded: all
 
 
-class HistoryLayer(CacheLayerMixin):
+class HistoryLayer(RowsLayer):
     """A layer of a cache, after those of the keys and values, with the History of a stream.
 
     It is reordered, repeated and selected with the cache. It can be cropped while the cache records
@@ -26,21 +22,20 @@ class HistoryLayer(CacheLayerMixin):
 
     is_compileable = True  # as far as the other layers are: masks depend on it
     is_croppable = True
-    supports_early_init = False
 
     def __init__(self, *, is_sliding: bool = False) -> None:
         """is_sliding: whether all layers before it are: masks are made for the first other one."""
-        super().__init__()
-        self.history, self.is_sliding = History(), is_sliding
+        super().__init__(History())
+        self.is_sliding = is_sliding
 
     @property
     def record_past(self) -> bool:
         """Whether tokens can be taken back."""
-        return self.history.crops > 0
+        return self.held.crops > 0
 
     @record_past.setter
     def record_past(self, recorded: bool) -> None:
-        self.history.record(RECORDED if recorded else 0)
+        self.held.record(RECORDED if recorded else 0)
 
     def activate_past_recording(self) -> None:
         """Keep what a crop needs, from now on."""
@@ -57,25 +52,12 @@ class HistoryLayer(CacheLayerMixin):
                 f"{tokens_to_remove}"
             )
         if tokens_to_remove or self.record_past:
-            self.history.crop(-tokens_to_remove)
-            self.history.record(self.history.crops)  # what is left stays
+            self.held.crop(-tokens_to_remove)
+            self.held.record(self.held.crops)  # what is left stays
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self.history = History(crops=self.history.crops)
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replace the batch by the sequences `beam_idx`, (B',) int64."""
-        self.history.select(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Do as `reorder_cache`."""
-        self.history.select(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each sequence `repeats` times, copies next to each other."""
-        if self.history.batch_size is not None:
-            self.history.select(torch.arange(self.history.batch_size).repeat_interleave(repeats))
+        self.held = History(crops=self.held.crops)
 
     def get_seq_length(self) -> int:
         """0: the layers before this one count tokens."""
@@ -83,21 +65,6 @@ class HistoryLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
-
-    def offload(self) -> None:
-        """Do nothing: a history is small."""
-
-    def prefetch(self) -> None:
-        """Do nothing: a history stays on its device."""
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: a history begins with the first tokens."""
-
-    def get_mask_sizes(self, query_length: int) -> NoReturn:
-        raise TypeError("a HistoryLayer has no keys, got a request for the size of their mask")
-
-    def update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError("a HistoryLayer has no keys and values, got some")
 
 
 def history_in(cache: Any, layers: int) -> History:
@@ -107,7 +74,7 @@ def history_in(cache: Any, layers: int) -> History:
     """
     for layer in cache.layers[layers:]:
         if isinstance(layer, HistoryLayer):
-            return layer.history
+            return layer.held
     if cache.get_seq_length() > 0:
         raise ValueError(
             f"`{CACHE}` must have been filled by a converted model without gradients, "
@@ -122,4 +89,4 @@ def history_in(cache: Any, layers: int) -> History:
         cache.layers.append(cache.layer_class_to_replicate())
     made = HistoryLayer(is_sliding=all(cache.is_sliding))
     cache.layers.append(made)
-    return made.history
+    return made.held

@@ -313,12 +313,11 @@ def test_what_transformers_takes_and_stores_is_kept(tmp_path: Any) -> None:
     given = {
         "_commit_hash": "1a2b", "architectures": ["DDLForCausalLM"], "auto_map": {"x": "y"},
         "bos_token_id": 1, "dtype": "bfloat16", "eos_token_id": 2, "id2label": {"0": "a", "1": "b"},
-        "is_decoder": True, "label2id": {"a": 0, "b": 1}, "max_length": 20, "model_type": "ddl",
-        "name_or_path": "here", "output_attentions": False, "output_hidden_states": True,
-        "pad_token_id": None, "quantization_config": {"quant_method": "none"}, "return_dict": True,
-        "sep_token_id": None, "task_specific_params": None, "temperature": 1.0,
+        "label2id": {"a": 0, "b": 1}, "max_length": 20, "model_type": "ddl", "name_or_path": "here",
+        "output_attentions": False, "output_hidden_states": True, "pad_token_id": None,
+        "quantization_config": {"quant_method": "none"}, "return_dict": True, "temperature": 1.0,
         "tie_word_embeddings": True, "tokenizer_class": None, "torch_dtype": "bfloat16",
-        "torchscript": False, "transformers_version": "5.0.0", "use_cache": True,
+        "transformers_version": "5.0.0", "use_cache": True,
     }  # fmt: skip
     config = DDLConfig(**given, num_layers=3)
     config.save_pretrained(tmp_path)

@@ -20,12 +20,9 @@ __all__ = ["DDLConfig", "DDLNanoGPTConfig"]
 # Fields that some version of transformers or its quantizers accepts or stores, although
 # PreTrainedConfig has no attribute for them.
 FOREIGN = frozenset(vars(GenerationConfig())) | {
-    "add_cross_attention", "attn_implementation", "auto_map", "bos_token_id", "compression_config",
-    "cross_attention_hidden_size", "custom_pipelines", "decoder_start_token_id", "eos_token_id",
-    "experts_implementation", "finetuning_task", "is_decoder", "pad_token_id", "prefix",
-    "pruned_heads", "quantization_config", "sep_token_id", "task_specific_params",
-    "tie_encoder_decoder", "tie_last_hidden_states", "tie_word_embeddings", "tokenizer_class",
-    "torch_dtype", "torchscript", "use_bfloat16",
+    "attn_implementation", "auto_map", "bos_token_id", "compression_config", "custom_pipelines",
+    "eos_token_id", "experts_implementation", "pad_token_id", "quantization_config",
+    "tie_last_hidden_states", "tie_word_embeddings", "tokenizer_class", "torch_dtype",
 }  # fmt: skip
 
 

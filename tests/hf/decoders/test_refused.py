@@ -28,11 +28,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "steps": ({"anneal_steps": 0}, "`anneal_steps` must be an integer of at least 1, got 0"),
     "steps of none": (
         {"start": None, "anneal_steps": 5},
-        r"`anneal_steps` must be left out unless start=\"additive\", got 5",
+        r"`anneal_steps` must be left out unless start=\"additive\" and train=\"all\", got 5",
     ),
     "steps of an adapter": (
         {"train": "stream", "anneal_steps": 5},
-        r"`anneal_steps` must be left out with train=\"stream\", got 5",
+        r"`anneal_steps` must be left out unless start=\"additive\" and train=\"all\", got 5",
     ),
     "an adapter from the start": (
         {"train": "stream", "start": None},

@@ -7,12 +7,10 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from ddl.locks import made_once
-
-from .mixin import Converted
+from .mixin import Converted, derived
 from .model import rewrite_blocks
 
-__all__ = ["check_class", "class_of", "converted"]
+__all__ = ["check_class", "converted", "options_of"]
 
 Class = TypeVar("Class", bound=type[nn.Module])
 
@@ -38,15 +36,14 @@ def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
     check_class(kind, Converted, "nanoGPT")
     if disable:
         return kind
-    made: Any = class_of
-    return made(kind, tuple(sorted(options.items())))
+    made: Class = derived(kind, _ConvertedWhenMade, "", options_of(options))
+    return made
 
 
 class _ConvertedWhenMade(Converted):
     """Mixin that converts a model at the end of its class's `__init__`."""
 
     options: ClassVar[dict[str, Any]]
-    made_of: ClassVar[tuple[Any, ...]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -68,29 +65,14 @@ class _ConvertedWhenMade(Converted):
 
 def check_class(kind: Any, mixin: type, whose: str) -> None:
     """Raise TypeError unless `kind` is a class of modules, ValueError if it is converted."""
-    if isinstance(kind, nn.Module):
-        got = f"a model of class {type(kind).__name__}: `convert` takes a model"
-        raise TypeError(f"`kind` must be {whose}'s class GPT, got {got}")
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        got = kind.__name__ if isinstance(kind, type) else type(kind).__name__
+        got = f"an object of class {type(kind).__name__}: `convert` takes a model"
         raise TypeError(f"`kind` must be {whose}'s class GPT, got {got}")
     if issubclass(kind, mixin):
         raise ValueError(f"`kind` must be {whose}'s class GPT, got one already converted")
 
 
-@made_once  # so that a copy is of the same class
-def class_of(
-    kind: Any, options: tuple[tuple[str, Any], ...], mixin: Any = _ConvertedWhenMade
-) -> Any:
-    """Return the subclass of `kind` whose models `mixin` converts with these options."""
-    contents = {
-        "__doc__": kind.__doc__,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "options": {"value_channels": 1, "compress": None, "expand": "repeat", **dict(options)},
-        "made_of": (class_of, kind, options, mixin),
-    }
-    return type(kind.__name__, (mixin, kind), contents)
-
-
-_made = class_of  # its name in models that were pickled before
+def options_of(options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The options of a class whose models are converted when they are made."""
+    defaults = {"value_channels": 1, "compress": None, "expand": "repeat"}
+    return tuple(sorted((defaults | options).items()))

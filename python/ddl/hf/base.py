@@ -6,7 +6,7 @@ import inspect
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -37,15 +37,10 @@ class OurBase(PreTrainedModel):
     made_of: ClassVar[type[nn.Module]]
     inside: ClassVar[str] = ""
     supports_gradient_checkpointing = True
+    _input_embed_layer = "wte"
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
-
-    def get_input_embeddings(self) -> nn.Module:
-        return cast(nn.Module, self.base_model.wte)
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.base_model.wte = value
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
@@ -135,12 +130,6 @@ class OurModel(OurBase, GenerationMixin):
         with torch.device("meta"):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.lm_head = new_embeddings
 
     @can_return_tuple
     def forward(

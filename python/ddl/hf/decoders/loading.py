@@ -78,12 +78,11 @@ def load_adapter(model: Model, path: str | Path) -> Model:
         found |= safetensors.torch.load_file(file)
     with torch.device("meta"):
         like = _class_of(config)(copy.deepcopy(model.config))
-    names, expected = like.of_stream(), like.state_dict()
-    for name in sorted(names | found.keys()):
-        known = name in names and name in found
-        if not known or expected[name].shape != found[name].shape:
-            must = f"hold the parameters of an adapter for this {config.made_from}"
-            raise InputError("path", must, f"{path} with another {name}")
+    expected = like.state_dict()
+    shapes = {name: expected[name].shape for name in like.of_stream()}
+    if {name: tensor.shape for name, tensor in found.items()} != shapes:
+        must = f"hold the parameters of an adapter for this {config.made_from}"
+        raise InputError("path", must, f"{path} with others")
     convert(model, **config.stream)
     model.load_state_dict(found, strict=False)
     return model

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
+    causal_mask_function,
     flash_attention_mask,
     flex_attention_mask,
     sdpa_mask,
@@ -194,9 +195,6 @@ def _blocks(tokens: Tokens, length: int, device: torch.device) -> BlockMask | No
 
 @lru_cache(maxsize=8)
 def _causal_blocks(length: int, device: torch.device) -> BlockMask:
+    causal: Any = causal_mask_function
     with torch.inference_mode(False):  # a training step may be the next to use it
-        return create_block_mask(_causal, None, None, length, length, device=device)
-
-
-def _causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    return q >= k
+        return create_block_mask(causal, None, None, length, length, device=device)

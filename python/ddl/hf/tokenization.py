@@ -100,7 +100,7 @@ def to_fast(
 
     tokenizer: one of ours, or Hugging Face's, which is returned as it is. config: the model's, for
     its block_size and its size of vocabulary. Raises InputError if GPT-2's byte pairs cannot be
-    fetched or a character cannot be written as UTF-8.
+    fetched.
     """
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return tokenizer
@@ -208,9 +208,6 @@ def _bytes(size: int) -> tokenizers.Tokenizer:
 
 def _characters(table: Sequence[str], size: int) -> tokenizers.Tokenizer:
     """Make a tokenizer from a character table."""
-    lone = next((c for c in table if c != c.encode("utf-8", "replace").decode("utf-8")), None)
-    if lone is not None:  # a lone surrogate
-        raise InputError("tokenizer", "have characters that UTF-8 spells", repr(lone))
     vocabulary = {character: token for token, character in enumerate(table)}
     if END not in vocabulary and size > len(table):
         vocabulary[END] = len(table)

@@ -21,13 +21,7 @@ def cached(kind: Class) -> Class:
 
     Token reads, an expansion by convolution and convolved gates need it. `prefill` copies it from a
     cache of one sequence to all, `reset` empties it.
-
-    Raises TypeError unless `kind` is a class with the methods prefill and reset.
     """
-    methods = all(callable(getattr(kind, name, None)) for name in ("prefill", "reset"))
-    if not (isinstance(kind, type) and methods):
-        got = kind.__name__ if isinstance(kind, type) else type(kind).__name__
-        raise TypeError(f"`kind` must be nanochat's class KVCache, got {got}")
     made: Class = kind if issubclass(kind, _WithHistory) else derived(kind, _WithHistory)
     return made
 

@@ -46,11 +46,6 @@ class HistoryLayer(RowsLayer):
 
         Raises ValueError for more tokens than were recorded.
         """
-        if tokens_to_remove > 0:
-            raise ValueError(
-                "`tokens_to_remove` must be at most 0, minus the tokens to take back, got "
-                f"{tokens_to_remove}"
-            )
         if tokens_to_remove or self.record_past:
             self.held.crop(-tokens_to_remove)
             self.held.record(self.held.crops)  # what is left stays

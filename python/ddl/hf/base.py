@@ -17,6 +17,7 @@ from transformers.utils.generic import can_return_tuple
 
 from ddl.hf import remote
 from ddl.models.gpt import EMBEDDING_STD
+from ddl.models.sublayers import Rotary
 from ddl.models.tokens import check_vocabulary
 from ddl.nn.adapters import check_shared
 
@@ -44,7 +45,10 @@ class OurBase(PreTrainedModel):
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Draw the parameters that the checkpoint lacks."""
+        """Draw the parameters that the checkpoint lacks, and fill rotary tables."""
+        for module in self.modules():
+            if isinstance(module, Rotary):
+                module.reset_parameters()
         missing = {
             name: parameter
             for name, parameter in self.base_model.named_parameters()

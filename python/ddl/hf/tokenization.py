@@ -5,21 +5,10 @@ that token, as in every PreTrainedTokenizerFast; `ddl train` reads "<|endoftext|
 raise for a character that a character model does not know ("Missing [UNK] token"): nothing is
 dropped silently.
 
-One token that no text has serves as end of text, beginning of text and padding, which lm-eval and
-batches need:
-
-    GPT-2             <|endoftext|>, 50256
-    tokenizer.json    the token that `ddl prepare` put before each document; else a special token
-                      <|endoftext|>, which is added if the model's vocabulary is larger
-    bytes             <|endoftext|>: token 256 if the model has one, else 255, which UTF-8 lacks
-    characters        <|endoftext|>, if the model's vocabulary is larger than the table
-
-Otherwise there is no end of text: a character of the text would end a generation too early, and
+The page docs/huggingface.md says which token is end of text, beginning of text and padding. Without
+a token to spare there is none: a character of the text would end a generation too early, and
 `decode(…, skip_special_tokens=True)` would drop it. tokenizer_config.json then names the token that
-lm-eval may put before a text (BEFORE): the newline, or token 0.
-
-Byte and character models, and those of a tokenizer.json without such a token, never saw it between
-texts in training, so `generate` stops at it only if `eos_token_id` names it.
+lm-eval may put before a text (BEFORE): the newline, or the first token.
 """
 
 from __future__ import annotations

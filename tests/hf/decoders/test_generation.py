@@ -10,8 +10,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from ddl import hf
-from ddl.hf.cache import CACHE
-from ddl.hf.decoders.history import HistoryLayer
+from ddl.hf.cache import CACHE, HistoryLayer
 from tests.support.decoder_cases import VARIANTS, converted, plain, tokens
 from tests.support.sampling import few
 

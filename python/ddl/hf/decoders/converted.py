@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ddl.hf.cache import cache_in, refuse_continuous_batching
+from ddl.hf.cache import cache_in, history_in, refuse_continuous_batching
 from ddl.nanogpt.annealing import Annealing
 from ddl.nanogpt.mixin import WithOptions
 
 from .configuration import DDLDecoderConfig
 from .entry import TOKENS, looks_back, tokens_of
-from .history import history_in
 from .stream import Scale
 from .structure import Structure
 

@@ -1,4 +1,4 @@
-"""What our models and converted decoders keep of past tokens, as caches of transformers.
+"""The past of our models and of converted decoders, as caches of transformers.
 
 CACHE: the name of a cache among the arguments and outputs of transformers' models, `cache` from
 version 5.24 on. Both names are read, because the older one is still given.

@@ -26,10 +26,6 @@ FOREIGN = frozenset(vars(GenerationConfig())) | {
 }  # fmt: skip
 
 
-class _UnknownFieldError(InputError):
-    """The argument is a field neither of DDLConfig nor of transformers."""
-
-
 class DDLConfig(PreTrainedConfig):
     """Configuration of a model: every field of `ddl.lab.config.GPTConfig` under its own name.
 
@@ -88,17 +84,13 @@ class DDLConfig(PreTrainedConfig):
         for name in names:
             if name in ours or name in FOREIGN or name.startswith("_") or _is_field(cls, name):
                 continue
-            got = f"an unknown one{near(name, ours)}"
-            raise _UnknownFieldError(name, f"be a field of {cls.__name__}", got)
+            got = f"an unknown one{near(name, ours) or f'; {NEWER}'}"
+            raise InputError(name, f"be a field of {cls.__name__}", got)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Do as the base class, which calls this to read a config.json."""
-        try:
-            return super().from_dict(without_removed(config_dict), **kwargs)
-        except _UnknownFieldError as error:
-            got = f"the unknown field {error.argument!r}; {NEWER}"
-            raise InputError("config.json", f"hold a {cls.__name__}", got) from error
+        return super().from_dict(without_removed(config_dict), **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:

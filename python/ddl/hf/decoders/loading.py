@@ -42,10 +42,7 @@ class DDLDecoderForCausalLM(PreTrainedModel):
         if config.stream["train"] == "stream":
             must = "hold a whole model, or be given to `ddl.hf.load_adapter(model, path)`"
             raise InputError("path", must, f"{path} with an adapter of {config.made_from}")
-        base = config.of_base
-        for name in (kwargs.keys() & config.base.keys()) - {"dtype"}:  # which is transformers' own
-            setattr(base, name, kwargs.pop(name))
-        return _class_of(config).from_pretrained(path, *args, config=base, **kwargs)
+        return _class_of(config).from_pretrained(path, *args, config=config.of_base, **kwargs)
 
     @classmethod
     def _from_config(cls, config: DDLDecoderConfig, **kwargs: Any) -> Any:

@@ -35,9 +35,7 @@ from ddl.models.nanogpt import MLP, CausalSelfAttention
 from ddl.models.sublayers import Attention, SwiGLU, TimeMixer, wide
 from ddl.models.tokens import Tokens
 
-__all__ = ["SUBLAYERS", "ByRegistry", "adapted", "keeps_the_past"]
-
-MASK_FUNCTIONS = (sdpa_mask, flash_attention_mask, flex_attention_mask)
+__all__ = ["SUBLAYERS", "ByRegistry", "adapted", "mask_function"]
 
 
 class ByRegistry:
@@ -72,7 +70,7 @@ class HFCausalSelfAttention(GradientCheckpointingLayer, ByRegistry, CausalSelfAt
     """nanoGPT's attention by a function of the registry, with activation checkpointing."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        flex = _mask_function(self.config) is flex_attention_mask
+        flex = mask_function(self.config) is flex_attention_mask
         mask = _causal_blocks(q.shape[2], q.device) if flex else None
         dropout = self.dropout if self.training else 0.0
         return self.by_registry(q, k, v, mask, dropout=dropout, is_causal=True)
@@ -121,20 +119,17 @@ def eager_attention(
     return (weights @ value).transpose(1, 2), weights
 
 
-def keeps_the_past(config: Any) -> bool:
-    """Whether the attention function of a model is not transformers', but keeps keys and values.
+def mask_function(config: Any) -> Any:
+    """The function of masks that belongs to a model's attention function; None if there is none.
 
-    Serving engines register one without a function of masks. transformers gives it no mask then.
+    Serving engines register an attention function alone, which keeps keys and values. transformers
+    gives it no mask then. Raises ValueError for a function whose masks have a form of their own.
     """
-    return _mask_function(config) is None
-
-
-def _mask_function(config: Any) -> Any:
-    """Return the registry's; raise ValueError for one whose masks have a form of their own."""
     name = config._attn_implementation
     function = ALL_MASK_ATTENTION_FUNCTIONS.get(name)
-    if name != "eager" and function not in (None, *MASK_FUNCTIONS):
-        expected = ", ".join(known.__name__ for known in MASK_FUNCTIONS)
+    known = (sdpa_mask, flash_attention_mask, flex_attention_mask)
+    if name != "eager" and function not in (None, *known):
+        expected = ", ".join(each.__name__ for each in known)
         got = getattr(function, "__name__", function)
         raise ValueError(f'the masks of "{name}" must be those of {expected}, got {got}')
     return function
@@ -150,7 +145,7 @@ def adapted(
     (1, T), are the positions.
     Raises ValueError for documents that flash attention cannot keep apart.
     """
-    function, tokens = _mask_function(config), tokens._replace(attention={})
+    function, tokens = mask_function(config), tokens._replace(attention={})
     if function is None:
         return Tokens(positions=given.get("position_ids"), attention=given)
     if function is flash_attention_mask:

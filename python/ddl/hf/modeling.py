@@ -19,7 +19,7 @@ from ddl.models.scaling import learning_rate_scales
 from ddl.models.trunk import Trunk, hidden_states, read_out
 from ddl.ops.checks import check_mask
 
-from .attention import adapted, keeps_the_past
+from .attention import adapted, mask_function
 from .base import OurBase, OurDecoder, OurModel, check_given, check_no_attentions
 from .cache import CACHE, CACHE_NAMES, DDLCache, cache_in, our_cache
 from .configuration import DDLConfig
@@ -109,7 +109,7 @@ class DDLModel(OurDecoder, DDLBase):
 
         Raises ValueError if an argument does not fit, TypeError for an unknown one.
         """
-        by_engine = keeps_the_past(self.config)
+        by_engine = mask_function(self.config) is None  # its attention keeps the past itself
         marks = (document_starts, position_ids, seq_idx, *kwargs.values())
         packed = any(mark is not None for mark in marks)
         longest = None if by_engine or packed else self.config.block_size

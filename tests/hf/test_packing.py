@@ -106,6 +106,7 @@ def test_sequences_of_a_batch_have_documents_of_their_own() -> None:
     for given in (
         {"position_ids": positions},
         {"seq_idx": torch.stack((rows[0] * 0, positions[0] // 5))},
+        {"cu_seq_lens_q": torch.tensor([0, 12, 17, 22, 24], dtype=torch.int32)},
     ):
         logits = hf(rows, **given).logits
         assert_close("logits", logits, torch.stack(expected), torch.float32, depth=4)
@@ -204,8 +205,8 @@ def held() -> DDLCache:
         ),
         (
             {"position_ids": POSITIONS, "past_key_values": held()},
-            "`position_ids` must be left out if the cache holds tokens, got some: "
-            "positions go on from these, and `document_starts` begins a document",
+            "`position_ids`, `seq_idx` and `cu_seq_lens_q` must be left out if the cache holds "
+            "tokens, got one: positions go on from these, and `document_starts` begins a document",
         ),
         (
             {"attention_mask": torch.zeros(1, 24).fill_(-torch.inf)},

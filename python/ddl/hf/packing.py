@@ -72,10 +72,9 @@ def starts_of(
     if position_ids is None and seq_idx is None and not lengths:
         return document_starts
     if continues:
-        name = "seq_idx" if position_ids is None else "position_ids"
         raise ValueError(
-            f"`{name}` must be left out if the cache holds tokens, got some: "
-            "positions go on from these, and `document_starts` begins a document"
+            "`position_ids`, `seq_idx` and `cu_seq_lens_q` must be left out if the cache holds "
+            "tokens, got one: positions go on from these, and `document_starts` begins a document"
         )
     mask = attention_mask
     if not isinstance(mask, Tensor) or mask.shape != given.shape[:2]:
@@ -89,9 +88,11 @@ def starts_of(
         position_ids = position_ids.expand(mask.shape)
         _check_positions(position_ids, before, mask)
         starts = position_ids == 0
-    documents = [torch.searchsorted(ends, numbers.to(ends), right=True) for ends in lengths]
-    for index in documents if seq_idx is None else (*documents, seq_idx):
-        index = index.expand(mask.shape)
+    documents = [] if seq_idx is None else [seq_idx.expand(mask.shape)]
+    for ends in lengths:  # of all rows, one after the other
+        tokens = torch.arange(mask.numel(), dtype=ends.dtype, device=mask.device)
+        documents.append(torch.searchsorted(ends, tokens, right=True).view(mask.shape))
+    for index in documents:
         starts = starts | (index != index.gather(1, before.clamp(min=0)))
     starts = starts & mask & (before >= 0)
     if document_starts is not None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddl.nanogpt.made import check_class, options_of
+from ddl.nanogpt.made import converted_class
 from ddl.nanogpt.mixin import WithOptions, derived
 from ddl.nanogpt.model import (
     check_model,
@@ -93,11 +93,7 @@ def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
 
     Raises TypeError if `kind` is no class of modules, ValueError if it is already converted.
     """
-    check_class(kind, Converted, "nanochat")
-    if disable:
-        return kind
-    made: Class = derived(kind, _ConvertedWhenMade, "", options_of(options))
-    return made
+    return converted_class(kind, _ConvertedWhenMade, "nanochat", disable, options)
 
 
 class Converted(WithOptions):

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from .mixin import Converted, derived
+from .mixin import Converted, WithOptions, derived
 from .model import rewrite_blocks
 
-__all__ = ["check_class", "converted", "options_of"]
+__all__ = ["converted", "converted_class"]
 
 Class = TypeVar("Class", bound=type[nn.Module])
 
@@ -33,11 +33,7 @@ def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
     Raises:
         TypeError: `kind` is no class of modules. ValueError: it is already converted.
     """
-    check_class(kind, Converted, "nanoGPT")
-    if disable:
-        return kind
-    made: Class = derived(kind, _ConvertedWhenMade, "", options_of(options))
-    return made
+    return converted_class(kind, _ConvertedWhenMade, "nanoGPT", disable, options)
 
 
 class _ConvertedWhenMade(Converted):
@@ -63,16 +59,15 @@ class _ConvertedWhenMade(Converted):
         return model
 
 
-def check_class(kind: Any, mixin: type, whose: str) -> None:
-    """Raise TypeError unless `kind` is a class of modules, ValueError if it is converted."""
+def converted_class(
+    kind: Class, mixin: type, whose: str, disable: bool, options: dict[str, Any]
+) -> Class:
+    """Return the subclass of another project's GPT whose models the mixin converts."""
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         got = f"an object of class {type(kind).__name__}: `convert` takes a model"
         raise TypeError(f"`kind` must be {whose}'s class GPT, got {got}")
-    if issubclass(kind, mixin):
+    if issubclass(kind, WithOptions):
         raise ValueError(f"`kind` must be {whose}'s class GPT, got one already converted")
-
-
-def options_of(options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """The options of a class whose models are converted when they are made."""
-    defaults = {"value_channels": 1, "compress": None, "expand": "repeat"}
-    return tuple(sorted((defaults | options).items()))
+    options = {"value_channels": 1, "compress": None, "expand": "repeat", **options}
+    made: Class = derived(kind, mixin, "", tuple(sorted(options.items())))
+    return kind if disable else made

@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from ddl.errors import InputError, first_line
+from ddl.files import require_file
 from ddl.models import NanoGPTConfig
 from ddl.models.config import GPTConfig
 from ddl.models.tokenizers import (
@@ -113,12 +114,14 @@ def from_files(directory: Path, config: GPTConfig | NanoGPTConfig) -> FastTokeni
 
     Raises InputError if they are missing, unreadable or do not fit the model.
     """
-    whole, vocab, merges = (str(directory / name) for name in FILES)
+    whole, vocab, merges = (directory / name for name in FILES)
     try:
-        if (directory / FILES[0]).exists():
-            backend = tokenizers.Tokenizer.from_file(whole)
+        for file in [whole] if whole.exists() else [vocab, merges]:
+            require_file(file)
+        if whole.exists():
+            backend = tokenizers.Tokenizer.from_file(str(whole))
         else:
-            backend = _byte_pairs(*models.BPE.read_file(vocab, merges))
+            backend = _byte_pairs(*models.BPE.read_file(str(vocab), str(merges)))
     except Exception as error:  # tokenizers raises plain Exceptions
         raise InputError(
             "tokenizer",

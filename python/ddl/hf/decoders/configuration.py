@@ -68,6 +68,7 @@ class DDLDecoderConfig(PreTrainedConfig):
             model.structure._asdict(),
             {name: model.options[name] for name in sorted(model.options)},
             dtype=model.config.dtype,
+            distributed_config=getattr(model.config, "distributed_config", None),  # not stored
         )
 
     @property

@@ -47,10 +47,13 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("family", "options", "name"), OTHERWISE.values(), ids=OTHERWISE)
-def test_layers_that_are_built_otherwise(family, options, name):
+def test_layers_that_are_built_otherwise(family, options, name, zeros):
     config = getattr(transformers, f"{family}Config")(**{**SIZES, **options})
     model = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters() if zeros else ():
+        nn.init.zeros_(parameter)
     kind, names = type(model), model.state_dict().keys()
     sentence = f"`{name}` must be x + F(norm(x)) twice, attention and MLP"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):

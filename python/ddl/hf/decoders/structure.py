@@ -84,9 +84,13 @@ class _Pass:
     def leave(self, layer: nn.Module, args: Any, output: Any) -> None:
         self.output = _copied(output)
 
-    def called(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def called(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        """Note a call, and add 1 to its output: sublayers of a new model may return zeros."""
         if not isinstance(module, nn.Dropout):
+            several = isinstance(output, tuple)
+            output = (output[0] + 1, *output[1:]) if several else output + 1
             self.calls.append((name, _copied(args), _copied(output)))
+        return output
 
 
 def _norms_of(seen: _Pass, layer: str) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +137,12 @@ class DDLModel(OurDecoder, DDLBase):
             check_documents(document_starts, given.shape[1], self.config.block_size)
         self._attend()
         x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
-        with self._recorded(output_hidden_states) as seen:
+        inputs: list[Tensor] = []  # of every block's first sublayer
+        hooks = [
+            sublayer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+            for sublayer in (self.trunk.sublayers[::2] if output_hidden_states else ())
+        ]
+        try:
             h = hidden_states(
                 self.trunk,
                 self._gpt_config,
@@ -148,10 +152,13 @@ class DDLModel(OurDecoder, DDLBase):
                 document_starts=document_starts,
                 adapt=lambda tokens: adapted(tokens, self.config, x, attention_mask, kwargs),
             )
+        finally:
+            for hook in hooks:
+                hook.remove()
         named: dict[str, Any] = {CACHE: cache}
         return DDLModelOutput(
             last_hidden_state=h,
-            hidden_states=(*seen, h) if output_hidden_states else None,
+            hidden_states=(*inputs, h) if output_hidden_states else None,
             document_starts=document_starts,
             **named,
         )
@@ -175,20 +182,6 @@ class DDLModel(OurDecoder, DDLBase):
             f'`attn_implementation` must not be "{name}"{why}; '
             f'AttentionMaskInterface.register("{name}", sdpa_mask) gives it masks instead'
         )
-
-    @contextmanager
-    def _recorded(self, wanted: bool | None) -> Iterator[list[Tensor]]:
-        """Yield a list that collects the input of every block's first sublayer."""
-        seen: list[Tensor] = []
-        hooks = [
-            sublayer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-            for sublayer in (self.trunk.sublayers[::2] if wanted else ())
-        ]
-        try:
-            yield seen
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 class DDLForCausalLM(OurModel, DDLBase):

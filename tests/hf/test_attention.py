@@ -20,9 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ddl.hf import DDLConfig, DDLForCausalLM, DDLModel, from_gpt
 from ddl.hf.attention import _causal_blocks
 from ddl.hf.cache import CACHE
-from ddl.hf.nanogpt import from_nanogpt
-from ddl.models.nanogpt import NanoGPT, NanoGPTConfig
-from tests.support.hf_cases import model, padded, small, tokens
+from tests.support.hf_cases import model, nanogpt, padded, small, tokens
 
 IMPLEMENTATIONS = ("eager", "flex_attention", "flash_attention_2")
 every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -120,11 +118,7 @@ def test_it_computes_the_same(residual: str, implementation: str, plain_kernels:
 def test_it_computes_the_same_for_nanogpt(
     delta: dict[str, Any] | None, implementation: str, plain_kernels: None
 ) -> None:
-    torch.manual_seed(0)
-    config = NanoGPTConfig(
-        n_layer=2, n_head=2, n_embd=32, block_size=24, vocab_size=61, delta=delta
-    )
-    hf = from_nanogpt(NanoGPT(config).eval()).double()
+    hf = from_gpt(nanogpt(delta=delta)).double()
     ids, mask = padded(IDX, [24, 3, 9], "left")
     expected = hf(ids, attention_mask=mask).logits[mask.bool()]
     switch(hf, implementation)
@@ -154,13 +148,12 @@ def test_models_that_share_modules(plain_kernels: None) -> None:
         close(hf(IDX, document_starts=starts).logits, expected)
 
 
-@pytest.mark.parametrize("share", [from_gpt, from_nanogpt])
+@pytest.mark.parametrize("make", [model, nanogpt])
 @torch.no_grad()
 def test_models_that_share_modules_attend_by_their_own_configs(
-    share: Any, monkeypatch: pytest.MonkeyPatch
+    make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = NanoGPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=24, vocab_size=61)
-    shared = model() if share is from_gpt else NanoGPT(config).eval()
+    shared = make()
     called: list[str] = []
 
     def counted(name: str) -> Callable[..., Any]:
@@ -170,7 +163,7 @@ def test_models_that_share_modules_attend_by_their_own_configs(
 
     for name in ("eager", "sdpa"):
         monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, name, counted(name))
-    first, second = share(shared), share(shared)
+    first, second = from_gpt(shared), from_gpt(shared)
     first.set_attn_implementation("eager")
     for hf, name in ((first, "eager"), (second, "sdpa"), (first, "eager")):
         called.clear()
@@ -340,7 +333,7 @@ def test_an_engine_cannot_serve_what_needs_the_past(options: dict[str, Any], eng
 @pytest.mark.parametrize("name", ["attention_mask", "seq_idx"])
 def test_an_engine_gets_no_mask(name: str, engine: str) -> None:
     config = DDLConfig(**vars(small(residual="ddl")), attn_implementation=engine)
-    sentence = 'must be left out for the attention function "engine", which keeps the past itself'
+    sentence = 'must not be "engine" in training, nor with a cache, `attention_mask`'
     with pytest.raises(ValueError, match=sentence):
         DDLForCausalLM(config).eval()(IDX, **{name: torch.ones_like(IDX)})
 
@@ -368,8 +361,7 @@ def test_a_registered_function_trains_with_masks(own: str) -> None:
 
 @pytest.mark.parametrize("kind", ["GPT", "nanoGPT"])
 def test_a_registered_function_with_masks_of_another_form(kind: str, own: str) -> None:
-    config = NanoGPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=24, vocab_size=61)
-    hf = from_gpt(model()) if kind == "GPT" else from_nanogpt(NanoGPT(config))
+    hf = from_gpt(model() if kind == "GPT" else nanogpt())
     ALL_MASK_ATTENTION_FUNCTIONS.register(own, eager_mask)  # numbers to add
     hf.set_attn_implementation(own)
     with pytest.raises(ValueError, match=r"must be those of sdpa_mask, .*, got eager_mask$"):

@@ -21,26 +21,18 @@ from transformers import (
 )
 
 from ddl.hf import convert, from_gpt, to_fast
-from ddl.hf.nanogpt import from_nanogpt
-from ddl.models.nanogpt import NanoGPT, NanoGPTConfig
 from ddl.models.tokenizers import ByteTokenizer
 from tests.support.decoder_cases import plain
-from tests.support.hf_cases import model, small
+from tests.support.hf_cases import model, nanogpt, small
 
 TOKENIZER = to_fast(ByteTokenizer(), small(vocab_size=300))
 PROMPTS = TOKENIZER(["ab", "b"], return_tensors="pt", padding=True)
 NUMBER = 5
 
 
-def a_nanogpt() -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = NanoGPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=40, vocab_size=300)
-    return from_nanogpt(NanoGPT(config).eval())
-
-
 KINDS: dict[str, Callable[[], PreTrainedModel]] = {
     "GPT": lambda: from_gpt(model(residual="ddl-tc", vocab_size=300)),
-    "nanoGPT": a_nanogpt,
+    "nanoGPT": lambda: from_gpt(nanogpt(vocab_size=300)),
     "Llama": lambda: convert(plain(vocab_size=300).eval(), value_channels=2, compress="token"),
 }
 

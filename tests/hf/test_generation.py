@@ -12,9 +12,7 @@ from torch import Tensor
 
 from ddl.hf import DDLCache, DDLForCausalLM, from_gpt
 from ddl.hf.cache import CACHE
-from ddl.hf.nanogpt import from_nanogpt
-from ddl.models.nanogpt import NanoGPT, NanoGPTConfig
-from tests.support.hf_cases import DEPTH, VARIANTS, model, padded, tokens
+from tests.support.hf_cases import DEPTH, VARIANTS, model, nanogpt, padded, tokens
 from tests.support.tolerances import assert_close
 
 F32 = torch.float32
@@ -123,10 +121,8 @@ def test_a_cache_has_two_names() -> None:
         assert isinstance(cache, DDLCache)
         logits = hf(PROMPT[:, 4:], **{name: cache}).logits
         torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-5)
-        with pytest.raises(ValueError, match=f"^`{name}` must be a ddl.hf.DDLCache, got dict: "):
+        with pytest.raises(ValueError, match=f"^`{CACHE}` must be a ddl.hf.DDLCache, got dict: "):
             hf(PROMPT, **{name: {}})
-    with pytest.raises(ValueError, match=r"^`cache` must be left out with `past_key_values`, got"):
-        hf(PROMPT, past_key_values=cache, cache=cache)
 
 
 @pytest.mark.parametrize("length", [7, 4])
@@ -214,8 +210,7 @@ def test_what_generation_refuses(choice: dict[str, Any], sentence: str) -> None:
 
 @pytest.mark.parametrize("kind", ["GPT", "nanoGPT"])
 def test_continuous_batching_is_refused(kind: str) -> None:
-    nano = NanoGPT(NanoGPTConfig(2, 2, 16, 8, 20, delta={"value_channels": 2}))
-    subject: Any = wrapped() if kind == "GPT" else from_nanogpt(nano)
+    subject: Any = wrapped() if kind == "GPT" else from_gpt(nanogpt())
     with pytest.raises(ValueError, match=r"^`generate_batch` \(.* and this model does not take "):
         subject.generate_batch([[1, 2, 3]])
 
@@ -233,7 +228,7 @@ def test_rows_of_a_cache() -> None:
     cache = DDLCache(hf.config.gpt)
     cache.reorder_cache(torch.tensor([0]))  # while it is empty
     cache.batch_repeat_interleave(2)
-    assert (len(cache), cache.batch_size, cache.get_seq_length()) == (2, -1, 0)
+    assert (len(cache), cache.batch_size, cache.get_seq_length()) == (1, -1, 0)
     assert (cache.get_max_length(), cache.get_mask_sizes(3, 0)) == (40, (3, 0))
     assert not cache.is_compileable
     with torch.no_grad():
@@ -255,5 +250,5 @@ def test_what_a_cache_refuses() -> None:
     cache.crop(0)
     with pytest.raises(ValueError, match=r"^`tokens_to_remove` must be 0, got -2: a token that"):
         cache.crop(-2)
-    with pytest.raises(TypeError, match=rf"^`{CACHE}` must be given to a DDL model, got"):
+    with pytest.raises(TypeError, match=r"^a DDLLayer has no keys and values, got some"):
         cache.update(torch.zeros(1), torch.zeros(1), 0)

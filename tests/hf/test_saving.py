@@ -16,29 +16,24 @@ from transformers import AutoModelForCausalLM
 
 from ddl import hf
 from ddl.errors import InputError
-from ddl.hf.nanogpt import from_nanogpt
-from ddl.models import NanoGPT, NanoGPTConfig
 from ddl.models.tokenizers import ByteTokenizer
 from tests.support import ROOT
 from tests.support.decoder_cases import VARIANTS, converted, plain
 from tests.support.helpers import randomise_
-from tests.support.hf_cases import model
+from tests.support.hf_cases import model, nanogpt
 from tests.support.reloaded import TEXT, facts, reloaded
 
-VOCABULARY = plain().config.vocab_size
 
-
-def nanogpt() -> Any:
-    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 24, "vocab_size": VOCABULARY}
-    gpt = NanoGPT(NanoGPTConfig(**sizes, delta={"value_channels": 2})).eval()
+def a_nanogpt() -> Any:
+    gpt = nanogpt(delta={"value_channels": 2})
     randomise_(gpt)
-    return from_nanogpt(gpt)
+    return hf.from_gpt(gpt)
 
 
 # Each is made with 61 tokens. An adapter's is the model that gets one.
 KINDS: dict[str, Any] = {
     "own": lambda: hf.from_gpt(model(residual="ddl-tc")),
-    "nanoGPT": nanogpt,
+    "nanoGPT": a_nanogpt,
     "converted": lambda: converted("token and conv"),
     "converted, tied": lambda: converted("token and conv", tie_word_embeddings=True),
     "adapter": plain,

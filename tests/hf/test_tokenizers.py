@@ -90,13 +90,6 @@ def test_characters_that_are_not_in_the_table() -> None:
         to_fast(CharTokenizer(TABLE))("not x")
 
 
-def test_characters_that_cannot_be_written() -> None:
-    """A character table may contain a lone surrogate, which a tokenizer.json cannot."""
-    sentence = "`tokenizer` must have characters that UTF-8 spells, got '\\ud800'"
-    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
-        to_fast(CharTokenizer(["a", "\ud800"]))
-
-
 @pytest.mark.parametrize("entry", ["bytes?", [1], {"kind": "characters", "table": 3}])
 def test_an_entry_that_is_none_of_ours(entry: Any, tmp_path: Path) -> None:
     to_fast(ByteTokenizer()).save_pretrained(tmp_path)
@@ -328,9 +321,6 @@ def test_byte_pairs_from_files(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         from_files(tmp_path / "new", small(vocab_size=299))
-    to_fast(CharTokenizer("ab")).save_pretrained(tmp_path / "characters")
-    with pytest.raises(InputError, match=r"^`tokenizer` must have byte pairs, got a WordLevel"):
-        from_files(tmp_path / "characters", small())
     (tmp_path / "old" / "vocab.json").write_text("{")
     for damaged in (tmp_path, tmp_path / "old"):
         with pytest.raises(

@@ -13,11 +13,9 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ddl.hf import convert, from_gpt, to_fast
-from ddl.hf.nanogpt import from_nanogpt
-from ddl.models.nanogpt import NanoGPT, NanoGPTConfig
 from ddl.models.tokenizers import ByteTokenizer
 from tests.support.decoder_cases import plain
-from tests.support.hf_cases import model, small
+from tests.support.hf_cases import model, nanogpt, small
 
 trl = pytest.importorskip("trl", reason="trl is not installed")
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -39,11 +37,6 @@ PAIRS = {"prompt": ["ab", "x"], "chosen": [" cd", " y"], "rejected": [" zz", " q
 PROMPTS = {"prompt": ["ab", "x", "yy", "zz"]}
 
 
-def a_nanogpt() -> PreTrainedModel:
-    config = NanoGPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=40, vocab_size=300)
-    return from_nanogpt(NanoGPT(config))
-
-
 def a_llama() -> PreTrainedModel:
     llama: PreTrainedModel = convert(plain(vocab_size=300), value_channels=2, compress="token")
     return llama
@@ -51,7 +44,7 @@ def a_llama() -> PreTrainedModel:
 
 KINDS: dict[str, Callable[[], PreTrainedModel]] = {
     "GPT": lambda: from_gpt(model(residual="ddl-tc", vocab_size=300)),
-    "nanoGPT": a_nanogpt,
+    "nanoGPT": lambda: from_gpt(nanogpt(vocab_size=300)),
     "Llama": a_llama,
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)

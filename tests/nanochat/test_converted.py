@@ -162,9 +162,6 @@ def test_a_cache_without_a_history():
     with pytest.raises(TypeError, match=r"^`kv_cache` must be of the class that "):
         kind(2, 9, model.config).prefill(prompt)
     assert nanochat.cached(nanochat.cached(KVCache)) is nanochat.cached(KVCache)
-    for other in (dict, 3):
-        with pytest.raises(TypeError, match=r"^`kind` must be nanochat's class KVCache, got "):
-            nanochat.cached(other)
 
 
 @every_variant

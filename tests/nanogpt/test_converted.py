@@ -59,9 +59,9 @@ def test_weights_of_gpt2_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_refusals() -> None:
     expected = "^`kind` must be nanoGPT's class GPT, got"
-    with pytest.raises(TypeError, match=f"{expected} a model of class GPT: `convert` takes a mod"):
+    with pytest.raises(TypeError, match=f"{expected} an object of class GPT: `convert` t"):
         converted(make())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=f"{expected} int$"):
+    with pytest.raises(TypeError, match=f"{expected} an object of class int: "):
         converted(3)  # type: ignore[type-var]
     with pytest.raises(TypeError, match=r"got the class GPT: `converted` takes a class$"):
         convert(GPT)

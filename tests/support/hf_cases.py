@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ddl.lab import cli
 from ddl.lab.config import RESIDUALS, GPTConfig, TrainConfig
 from ddl.lab.train.runs import RunDirectory
-from ddl.models import GPT
+from ddl.models import GPT, NanoGPT, NanoGPTConfig
 from ddl.models.tokenizers import Tokenizer as OurTokenizer
 from tests.support.prepare_cases import write_tokenizer
 
@@ -58,6 +58,12 @@ def model(noise: float = 0.3, **options: Any) -> GPT:
     gpt = GPT(small(**options)).eval()
     shake_(gpt.trunk, noise)
     return gpt
+
+
+def nanogpt(**options: Any) -> NanoGPT:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "block_size": 40, "n_layer": 2}
+    return NanoGPT(NanoGPTConfig(**{**sizes, "n_head": 2, "n_embd": 32, **options})).eval()
 
 
 def shake_(module: nn.Module, std: float) -> None:

@@ -22,8 +22,7 @@ from .configuration import DDLConfig, DDLNanoGPTConfig
 from .decoders import DDLDecoderConfig, DDLDecoderForCausalLM, convert, load_adapter
 from .delta_rule import accelerate_delta_rule
 from .files import load, save
-from .model import DDLModel
-from .modeling import DDLForCausalLM, from_gpt
+from .modeling import DDLForCausalLM, DDLModel, from_gpt
 from .nanogpt import DDLNanoGPTForCausalLM, DDLNanoGPTModel
 from .tokenization import to_fast
 

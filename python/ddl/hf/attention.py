@@ -12,7 +12,7 @@ The functions of the registry get queries, keys and values (B, H, T, head_dim) a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -22,26 +22,26 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
+    causal_mask_function,
     flash_attention_mask,
     flex_attention_mask,
     sdpa_mask,
 )
+from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ddl.models.nanogpt import CausalSelfAttention
-from ddl.models.sublayers import Attention, wide
+from ddl.models.nanogpt import MLP, CausalSelfAttention
+from ddl.models.sublayers import Attention, SwiGLU, TimeMixer, wide
 from ddl.models.tokens import Tokens
 
-__all__ = ["HFAttention", "HFCausalSelfAttention", "adapted", "attend_by", "keeps_the_past"]
-
-MASK_FUNCTIONS = (sdpa_mask, flash_attention_mask, flex_attention_mask)
+__all__ = ["SUBLAYERS", "ByRegistry", "adapted", "mask_function"]
 
 
 class ByRegistry:
     """Mixin: the attributes that the registry's functions read from a module of attention.
 
-    config: the model's, which names the function; from `attend_by`.
+    config: the model's, which names the function.
     """
 
     config: Any = None
@@ -54,16 +54,6 @@ class ByRegistry:
         attention: Any = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
         y: Tensor = attention(self, q, k, v, mask, scaling=1 / math.sqrt(q.shape[-1]), **kwargs)[0]
         return y.reshape(q.transpose(1, 2).shape)  # an engine's may be (tokens, H * head_dim)
-
-
-def attend_by(config: Any, modules: Iterable[nn.Module]) -> None:
-    """Let those of the modules that are attention use the function that a config names.
-
-    Models with a config each may share modules, as `from_gpt` makes them, so every pass calls this.
-    """
-    for module in modules:
-        if isinstance(module, ByRegistry) and module.config is not config:
-            module.config = config
 
 
 class HFAttention(GradientCheckpointingLayer, ByRegistry, Attention):
@@ -80,10 +70,32 @@ class HFCausalSelfAttention(GradientCheckpointingLayer, ByRegistry, CausalSelfAt
     """nanoGPT's attention by a function of the registry, with activation checkpointing."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        flex = _mask_function(self.config) is flex_attention_mask
+        flex = mask_function(self.config) is flex_attention_mask
         mask = _causal_blocks(q.shape[2], q.device) if flex else None
         dropout = self.dropout if self.training else 0.0
         return self.by_registry(q, k, v, mask, dropout=dropout, is_causal=True)
+
+
+class HFTimeMixer(GradientCheckpointingLayer, TimeMixer):
+    """TimeMixer with activation checkpointing."""
+
+
+class HFSwiGLU(GradientCheckpointingLayer, SwiGLU):
+    """The MLP with activation checkpointing."""
+
+
+class HFMLP(GradientCheckpointingLayer, MLP):
+    """nanoGPT's MLP with activation checkpointing."""
+
+
+# The classes of sublayers of `ddl.models`, and those that they become in a model of transformers.
+SUBLAYERS: dict[type, type] = {
+    Attention: HFAttention,
+    TimeMixer: HFTimeMixer,
+    SwiGLU: HFSwiGLU,
+    CausalSelfAttention: HFCausalSelfAttention,
+    MLP: HFMLP,
+}
 
 
 def eager_attention(
@@ -107,20 +119,17 @@ def eager_attention(
     return (weights @ value).transpose(1, 2), weights
 
 
-def keeps_the_past(config: Any) -> bool:
-    """Whether the attention function of a model is not transformers', but keeps keys and values.
+def mask_function(config: Any) -> Any:
+    """The function of masks that belongs to a model's attention function; None if there is none.
 
-    Serving engines register one without a function of masks. transformers gives it no mask then.
+    Serving engines register an attention function alone, which keeps keys and values. transformers
+    gives it no mask then. Raises ValueError for a function whose masks have a form of their own.
     """
-    return _mask_function(config) is None
-
-
-def _mask_function(config: Any) -> Any:
-    """Return the registry's; raise ValueError for one whose masks have a form of their own."""
     name = config._attn_implementation
     function = ALL_MASK_ATTENTION_FUNCTIONS.get(name)
-    if name != "eager" and function not in (None, *MASK_FUNCTIONS):
-        expected = ", ".join(known.__name__ for known in MASK_FUNCTIONS)
+    known = (sdpa_mask, flash_attention_mask, flex_attention_mask)
+    if name != "eager" and function not in (None, *known):
+        expected = ", ".join(each.__name__ for each in known)
         got = getattr(function, "__name__", function)
         raise ValueError(f'the masks of "{name}" must be those of {expected}, got {got}')
     return function
@@ -136,7 +145,7 @@ def adapted(
     (1, T), are the positions.
     Raises ValueError for documents that flash attention cannot keep apart.
     """
-    function, tokens = _mask_function(config), tokens._replace(attention={})
+    function, tokens = mask_function(config), tokens._replace(attention={})
     if function is None:
         return Tokens(positions=given.get("position_ids"), attention=given)
     if function is flash_attention_mask:
@@ -157,12 +166,9 @@ def _for_flash(tokens: Tokens, mask: Tensor | None) -> Tokens:
             "`document_starts` must come without padding and with an empty cache for flash "
             f'attention, got {rest}: load with attn_implementation="sdpa"'
         )
-    starts = tokens.document_starts.clone()
-    starts[:, 0] = True
-    ends = F.pad(starts.flatten().nonzero().flatten(), (0, 1), value=starts.numel()).int()
-    longest = int(ends.diff().max())
-    lengths: dict[str, Any] = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
-    lengths |= {"max_length_q": longest, "max_length_k": longest}
+    ends, longest = prepare_fa_kwargs_from_position_ids(tokens.positions)
+    lengths = {"cu_seq_lens_q": ends[0], "max_length_q": int(longest[0])}
+    lengths |= {"cu_seq_lens_k": ends[1], "max_length_k": int(longest[1])}
     return tokens._replace(visible=None, causal=True, attention=lengths)
 
 
@@ -184,9 +190,6 @@ def _blocks(tokens: Tokens, length: int, device: torch.device) -> BlockMask | No
 
 @lru_cache(maxsize=8)
 def _causal_blocks(length: int, device: torch.device) -> BlockMask:
+    causal: Any = causal_mask_function
     with torch.inference_mode(False):  # a training step may be the next to use it
-        return create_block_mask(_causal, None, None, length, length, device=device)
-
-
-def _causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    return q >= k
+        return create_block_mask(causal, None, None, length, length, device=device)

@@ -20,17 +20,10 @@ __all__ = ["DDLConfig", "DDLNanoGPTConfig"]
 # Fields that some version of transformers or its quantizers accepts or stores, although
 # PreTrainedConfig has no attribute for them.
 FOREIGN = frozenset(vars(GenerationConfig())) | {
-    "add_cross_attention", "attn_implementation", "auto_map", "bos_token_id", "compression_config",
-    "cross_attention_hidden_size", "custom_pipelines", "decoder_start_token_id", "eos_token_id",
-    "experts_implementation", "finetuning_task", "is_decoder", "pad_token_id", "prefix",
-    "pruned_heads", "quantization_config", "sep_token_id", "task_specific_params",
-    "tie_encoder_decoder", "tie_last_hidden_states", "tie_word_embeddings", "tokenizer_class",
-    "torch_dtype", "torchscript", "use_bfloat16",
+    "attn_implementation", "auto_map", "bos_token_id", "compression_config", "custom_pipelines",
+    "eos_token_id", "experts_implementation", "pad_token_id", "quantization_config",
+    "tie_last_hidden_states", "tie_word_embeddings", "tokenizer_class", "torch_dtype",
 }  # fmt: skip
-
-
-class _UnknownFieldError(InputError):
-    """The argument is a field neither of DDLConfig nor of transformers."""
 
 
 class DDLConfig(PreTrainedConfig):
@@ -91,17 +84,13 @@ class DDLConfig(PreTrainedConfig):
         for name in names:
             if name in ours or name in FOREIGN or name.startswith("_") or _is_field(cls, name):
                 continue
-            got = f"an unknown one{near(name, ours)}"
-            raise _UnknownFieldError(name, f"be a field of {cls.__name__}", got)
+            got = f"an unknown one{near(name, ours) or f'; {NEWER}'}"
+            raise InputError(name, f"be a field of {cls.__name__}", got)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Do as the base class, which calls this to read a config.json."""
-        try:
-            return super().from_dict(without_removed(config_dict), **kwargs)
-        except _UnknownFieldError as error:
-            got = f"the unknown field {error.argument!r}; {NEWER}"
-            raise InputError("config.json", f"hold a {cls.__name__}", got) from error
+        return super().from_dict(without_removed(config_dict), **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:

@@ -55,19 +55,18 @@ def accelerate_delta_rule() -> Callable[[], None]:
     found = [(module, name) for module in _modules() for name in FUNCTIONS if hasattr(module, name)]
     if not found:
         raise RuntimeError(_sentence("a model of the delta rule", "none"))
-    replaced = {
-        (module, name): getattr(module, name)
+    ours = {
+        (module, name): _accelerated(f"{module.__name__}.{name}", getattr(module, name), name)
         for module, name in found
         if not hasattr(getattr(module, name), "accelerates")
     }
-    ours = {place: _accelerated(*place, function) for place, function in replaced.items()}
     for (module, name), function in ours.items():
         setattr(module, name, function)
 
     def undo() -> None:
         for (module, name), function in ours.items():
             if getattr(module, name) is function:
-                setattr(module, name, replaced[module, name])
+                setattr(module, name, function.accelerates)
 
     return undo
 
@@ -76,24 +75,20 @@ def accelerate_delta_rule() -> Callable[[], None]:
 def _modules() -> tuple[Any, ...]:
     """The modules of transformers that define one of the functions."""
     assert transformers.__file__ is not None
-    models = Path(transformers.__file__).parent / "models"
-    files = (path for path in models.glob("*/modeling_*.py") if _defines_one(path))
-    names = sorted(f"transformers.models.{path.parent.name}.{path.stem}" for path in files)
+    names = []
+    for path in sorted((Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")):
+        text = path.read_text(encoding="utf-8")
+        if any(f"def {name}(" in text for name in FUNCTIONS):
+            names.append(f"transformers.models.{path.parent.name}.{path.stem}")
     return tuple(map(importlib.import_module, names))
 
 
-def _defines_one(path: Path) -> bool:
-    text = path.read_text(encoding="utf-8")
-    return any(f"def {name}(" in text for name in FUNCTIONS)
-
-
-def _accelerated(module: Any, name: str, function: Function) -> Function:
+def _accelerated(where: str, function: Function, name: str) -> Any:
     """The function that replaces one of transformers', after it has been compared with it."""
     theirs: Function = inspect.unwrap(function)  # without its search for other packages
     signature = inspect.signature(theirs)
     names = signature.parameters.keys()
-    where = f"{module.__name__}.{name}"
-    if not TAKEN <= names <= TAKEN | {"chunk_size"}:
+    if names - {"chunk_size"} != TAKEN:
         expected = f"the arguments {', '.join(sorted(TAKEN))} of {where}"
         raise RuntimeError(_sentence(expected, ", ".join(names)))
 
@@ -131,15 +126,9 @@ def _compare(where: str, theirs: Function, ours: Function, by_feature: bool) -> 
         more = {"g": g, "beta": torch.rand(1, 5, 2), "initial_state": torch.randn(1, 2, 4, 4)}
         for normalised in (False, True):
             options = more | {"output_final_state": True, "use_qk_l2norm_in_kernel": normalised}
-            results = ours(q, k, v, **options), theirs(q, k, v, **options)
-            if not all(_near(*pair) for pair in zip(*results, strict=True)):
+            pairs: Any = zip(ours(q, k, v, **options), theirs(q, k, v, **options), strict=True)
+            if not all(torch.allclose(x, y, rtol=1e-4, atol=1e-4) for x, y in pairs):
                 raise RuntimeError(_sentence(f"the gated delta rule in {where}", "another one"))
-
-
-def _near(found: Tensor | None, expected: Tensor | None) -> bool:
-    if found is None or expected is None:
-        return False
-    return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def _sentence(expected: str, got: str) -> str:

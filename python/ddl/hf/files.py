@@ -28,7 +28,6 @@ from ddl.paths import PathKind, at_home, require_kind
 
 from .base import OurModel
 from .modeling import from_gpt, to_gpt
-from .nanogpt import DDLNanoGPTForCausalLM, from_nanogpt, to_nanogpt
 from .tokenization import from_files, load_tokenizer, to_fast
 
 __all__ = ["choose_tokenizer", "load", "save", "save_with_tokenizer"]
@@ -49,26 +48,20 @@ def save(
     fetched or `out` cannot be written; then nothing was written.
     """
     fast = None if tokenizer is None else to_fast(tokenizer, model.config)
-    _write(model, tokenizer, fast, at_home(out, argument="out"), remote_code)
+    _write(model, tokenizer, fast, at_home(out, argument="out"), "out", remote_code)
 
 
 def _write(
-    model: GPT | NanoGPT,
-    tokenizer: Tokenizer | PreTrainedTokenizerBase | None,
-    fast: PreTrainedTokenizerBase | None,
-    out: Path,
-    remote_code: bool = True,
-    *,
-    argument: str = "out",
+    model: GPT | NanoGPT, tokenizer: Any, fast: Any, out: Path, argument: str, remote_code: bool
 ) -> None:
-    wrapped: OurModel = from_nanogpt(model) if isinstance(model, NanoGPT) else from_gpt(model)
+    wrapped: OurModel = from_gpt(model)
     if remote_code:
         wrapped.config.auto_map = remote.auto_map(wrapped.config)
     trained = training_tokenizer(tokenizer)
-    knows_end = not isinstance(trained, ByteTokenizer | CharTokenizer | FileTokenizer) or (
-        isinstance(trained, FileTokenizer) and trained.document_token is not None
+    without_end = isinstance(trained, ByteTokenizer | CharTokenizer) or (
+        isinstance(trained, FileTokenizer) and trained.document_token is None
     )
-    if fast is not None and knows_end:
+    if fast is not None and not without_end:
         # These models were trained on documents with this token between them.
         ends = {f"{name}_token_id": fast.eos_token_id for name in ("bos", "eos", "pad")}
         wrapped.generation_config.update(**ends)
@@ -91,9 +84,9 @@ def load(
     path = at_home(path, argument="path")
     require_kind(path, PathKind.DDL, argument="path")
     try:
+        auto: Any = AutoModelForCausalLM
         with _quiet(), without_advice_on_pickles():
-            auto: Any = AutoModelForCausalLM
-            loaded: Any = auto.from_pretrained(
+            model, keys = auto.from_pretrained(
                 path,
                 dtype=dtype,
                 trust_remote_code=False,
@@ -105,19 +98,12 @@ def load(
     except (InputError, ModuleNotFoundError):
         raise
     except Exception as error:  # a damaged file can raise nearly anything
-        got = first_line(error)
-        raise InputError(path, "hold a model of type ddl", got) from error
-    model, found = loaded
-    wrong = [
-        f"{len(found[kind])} {kind.removesuffix('_keys')}"
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-        if found[kind]
-    ]
+        raise InputError(path, "hold a model of type ddl", first_line(error)) from error
+    kinds = ("missing", "unexpected", "mismatched")
+    wrong = [f"{len(keys[f'{kind}_keys'])} {kind}" for kind in kinds if keys[f"{kind}_keys"]]
     if wrong:
         raise InputError(path, "hold the parameters of its config", " and ".join(wrong))
     require_finite(model.state_dict(), path)
-    if isinstance(model, DDLNanoGPTForCausalLM):
-        return to_nanogpt(model), tokenizer
     return to_gpt(model), tokenizer
 
 
@@ -148,7 +134,7 @@ def save_with_tokenizer(
     except InputError as error:
         report.append(f"without a tokenizer: {error}")
     with _quiet():
-        _write(model, tokenizer, fast, out, argument=argument)
+        _write(model, tokenizer, fast, out, argument, remote_code=True)
     return [written(out), *report]
 
 

@@ -1,32 +1,190 @@
-"""DDLForCausalLM: the models of `ddl.models` with Hugging Face's interface."""
+"""DDLModel and DDLForCausalLM: the models of `ddl.models` with Hugging Face's interface."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from ddl.models import GPT
+from ddl.models import GPT, NanoGPT
 from ddl.models.scaling import learning_rate_scales
-from ddl.models.trunk import read_out
+from ddl.models.trunk import Trunk, hidden_states, read_out
 from ddl.ops.checks import check_mask
 
-from .base import OurModel, check_labels
-from .cache import CACHE, DDLCache, cache_in
+from .attention import adapted, mask_function
+from .base import OurBase, OurDecoder, OurModel, check_given, check_no_attentions
+from .cache import CACHE, CACHE_NAMES, DDLCache, cache_in, our_cache
 from .configuration import DDLConfig
-from .model import DDLDecoder, DDLModel, DDLModelOutput
-from .packing import for_loss, unscored
+from .nanogpt import DDLNanoGPTForCausalLM
+from .packing import check_documents, check_known, mask_of_numbers, starts_of
 
-__all__ = ["DDLForCausalLM", "from_gpt", "to_gpt"]
+__all__ = ["DDLForCausalLM", "DDLModel", "DDLModelOutput", "from_gpt", "to_gpt"]
+
+# The gate β and value v keep float32 parameters in every model dtype: their biases start around 1,
+# where bfloat16 has steps of 1/128, too coarse to train. They are only 1 + m of ~6d rows. The
+# maps of mhc and independent-hc stay float32, too, as in the models that they are from, and so do
+# the gates of a mixer.
+WIDE = [
+    r"residuals\.\d+\.gate\.",
+    r"residuals\.\d+\.value\.",
+    r"connections\.\d+\.(map|base|scale)$",
+    r"trunk\.head\.(map|base|scale)$",
+    r"\.mixer\.(gate|decay)\.",
+]
 
 
-class DDLForCausalLM(OurModel, DDLDecoder):
+@dataclass
+class DDLModelOutput(BaseModelOutputWithPast):
+    """Output of `DDLModel`.
+
+    last_hidden_state: (B, T, d), the head's input. document_starts: (B, T) bool, the first token of
+    each document as the arguments mark them; None if none does. The rest: as in DDLForCausalLM.
+    """
+
+    document_starts: Tensor | None = None
+
+
+class DDLBase(OurBase):
+    """Base of DDLModel and DDLForCausalLM."""
+
+    config_class = DDLConfig
+    made_of = GPT
+    config: DDLConfig
+    base_model_prefix = "model"
+    _supports_attention_backend = True
+    _keep_in_fp32_modules_strict = WIDE
+    # The fused operators read these modules' parameters without calling them, so accelerate's hooks
+    # could not move them between devices.
+    _no_split_modules = [  # noqa: RUF012
+        "AdditiveStream",
+        "ConvolvedStream",
+        "ConnectedStream",
+        "AttentionResidualStream",
+        "ExpandedStream",
+        "DeltaStream",
+    ]
+    _skip_keys_device_placement = list(CACHE_NAMES)  # noqa: RUF012
+
+
+class DDLModel(OurDecoder, DDLBase):
+    """Embedding and trunk of a model of ddl-rs, with any residual: tokens to the head's input.
+
+    `wte` and `trunk` are those of `ddl.models.GPT`, so state dicts have the same names.
+
+    dtype: in bfloat16 and float16, the rewrite's gates and values keep float32 parameters.
+    Attention: by the function that `attn_implementation` names.
+    """
+
+    wte: nn.Embedding
+    trunk: Trunk
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: DDLCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        document_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        cache: DDLCache | None = None,
+        **kwargs: Any,
+    ) -> DDLModelOutput:
+        """The head's input of each token; the arguments are those of `DDLForCausalLM`.
+
+        An attention function without masks, which a serving engine has registered, gets all
+        `kwargs`, and the positions `position_ids` (B, T) or (1, T); it keeps the past itself.
+
+        Raises ValueError if an argument does not fit, TypeError for an unknown one.
+        """
+        by_engine = mask_function(self.config) is None  # its attention keeps the past itself
+        marks = (document_starts, position_ids, seq_idx, *kwargs.values())
+        packed = any(mark is not None for mark in marks)
+        longest = None if by_engine or packed else self.config.block_size
+        given = check_given(self.config, input_ids, inputs_embeds, longest=longest)
+        check_no_attentions(self.config, output_attentions)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        cache = our_cache(cache if past_key_values is None else past_key_values)
+        if by_engine:
+            self._check_engine(cache, attention_mask, document_starts, seq_idx)
+            kwargs["position_ids"] = position_ids
+        else:
+            check_known(kwargs)
+            if use_cache and cache is None:
+                cache = DDLCache(self._gpt_config)
+            attention_mask = mask_of_numbers(attention_mask)
+            document_starts = starts_of(
+                given,
+                attention_mask,
+                cache is not None and cache.get_seq_length() > 0,
+                document_starts=document_starts,
+                position_ids=position_ids,
+                seq_idx=seq_idx,
+                **kwargs,
+            )
+            check_documents(document_starts, given.shape[1], self.config.block_size)
+        self._attend()
+        x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
+        inputs: list[Tensor] = []  # of every block's first sublayer
+        hooks = [
+            sublayer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+            for sublayer in (self.trunk.sublayers[::2] if output_hidden_states else ())
+        ]
+        try:
+            h = hidden_states(
+                self.trunk,
+                self._gpt_config,
+                x,
+                attention_mask=attention_mask,
+                cache=None if cache is None else cache.cache,
+                document_starts=document_starts,
+                adapt=lambda tokens: adapted(tokens, self.config, x, attention_mask, kwargs),
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        named: dict[str, Any] = {CACHE: cache}
+        return DDLModelOutput(
+            last_hidden_state=h,
+            hidden_states=(*inputs, h) if output_hidden_states else None,
+            document_starts=document_starts,
+            **named,
+        )
+
+    def _check_engine(self, *past_and_masks: Any) -> None:
+        """Raise ValueError if an attention function that keeps the past cannot serve the model."""
+        if self._gpt_config.looks_back:
+            why = (
+                ", which keeps keys and values alone: reads of several tokens, convolutions and "
+                "mixers need the past of the stream"
+            )
+        elif self.training or any(given is not None for given in past_and_masks):
+            why = (
+                " in training, nor with a cache, `attention_mask`, `document_starts` or `seq_idx`: "
+                "it keeps the past itself, and has no masks"
+            )
+        else:
+            return
+        name = self.config._attn_implementation
+        raise ValueError(
+            f'`attn_implementation` must not be "{name}"{why}; '
+            f'AttentionMaskInterface.register("{name}", sdpa_mask) gives it masks instead'
+        )
+
+
+class DDLForCausalLM(OurModel, DDLBase):
     """A language model with any residual of ddl-rs: `model`, a DDLModel, and the tied `lm_head`.
 
     Logits are those of `ddl.models.GPT`, bit for bit; its parameters' names follow `model.` here.
@@ -37,94 +195,9 @@ class DDLForCausalLM(OurModel, DDLDecoder):
     Parallelism: `device_map` keeps the whole trunk on one device.
     """
 
+    decoder_class = DDLModel
+    model: DDLModel
     _tied_weights_keys = {"lm_head.weight": "model.wte.weight"}  # noqa: RUF012
-    _is_stateful = True  # makes transformers refuse assisted decoding, which has to crop the cache
-
-    def __init__(self, config: DDLConfig, model: GPT | None = None) -> None:
-        """Build a new model, or share the modules of `model`, parameters included."""
-        super().__init__(config)
-        self.loss_type = "ForCausalLM"  # transformers takes it from the class's name
-        self.model = DDLModel(config, model)
-        with torch.device("meta"):
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self._initialized(fresh=False)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: DDLCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        document_starts: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        seq_idx: Tensor | None = None,
-        cache: DDLCache | None = None,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits of the next token, and the loss if `labels` are given.
-
-        Args:
-            input_ids: (B, T) int64 tokens, T ≤ block_size; or any number of tokens in documents of
-                at most block_size each.
-            attention_mask: (B, T), 0 for padding, on the left or on the right; with a cache
-                (B, cached tokens + T). Positions follow from it.
-            past_key_values: a `DDLCache` of the tokens before these, which are appended to it.
-            inputs_embeds: (B, T, d), instead of `input_ids`.
-            labels: (B, T) int64, usually `input_ids`. They are shifted here; −100 is ignored.
-            use_cache: make a cache if none is given. By default only `generate` does.
-            output_hidden_states: also return num_layers + 1 tensors (B, T, d): tensor i is the
-                input of block i, the compressed and normalised stream after i blocks; the last one
-                is the final read, the head's input. (The stream itself has value channels.)
-            output_attentions: must not be set: attention weights are never computed.
-            logits_to_keep: return logits of only this many tokens at the end, 0 for all; or of the
-                tokens at these positions (n,). Only without `labels`.
-            document_starts: (B, T) bool, True for the first token of each document in sequences
-                that hold several; as in `ddl.models.GPT`. For `generate`, of all tokens in the
-                prompt, those in a cache included.
-            position_ids: (B, T) or (1, T) integers, which start at 0 in every document.
-            seq_idx: (B, T) or (1, T) integers, the number of each token's document. This and
-                `position_ids` are other ways to give `document_starts`, without a cache.
-            cache: the name of `past_key_values` from transformers 5.24 on.
-            kwargs: for the loss: `num_items_in_batch`, `shift_labels`, `ignore_index`; for one
-                sequence of documents: `cu_seq_lens_q` and `cu_seq_lens_k`, their cumulated lengths
-                from 0 to T, and `max_length_q` and `max_length_k`, which are not needed.
-
-        Returns logits (B, T, vocab_size) and, with `labels`, the scalar loss in nats.
-        Raises ValueError if an argument does not fit, TypeError for an unknown one.
-        """
-        check_labels(labels, input_ids, inputs_embeds, logits_to_keep)
-        of_loss = for_loss(kwargs)
-        out: DDLModelOutput = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            document_starts=document_starts,
-            position_ids=position_ids,
-            seq_idx=seq_idx,
-            cache=cache,
-            return_dict=True,
-            **kwargs,
-        )
-        logits = self._logits(out.last_hidden_state, logits_to_keep)
-        loss = None
-        if labels is not None:
-            labels = unscored(labels, out.document_starts, of_loss)
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **of_loss)
-        named: dict[str, Any] = {CACHE: out.get(CACHE)}
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, hidden_states=out.hidden_states, **named
-        )
 
     def learning_rate_scales(self) -> Iterator[tuple[nn.Parameter, float, float]]:
         """Factors of learning rates, as `GPT.learning_rate_scales`, for `ddl.optim`."""
@@ -135,7 +208,7 @@ class DDLForCausalLM(OurModel, DDLDecoder):
 
         For one value channel, and for the additive residual, the state is (B, T, d, 1).
         """
-        model = self.model
+        model: Any = self.model
         logits: Tensor = self.lm_head(read_out(model.trunk, model._gpt_config, state))
         return logits
 
@@ -165,9 +238,6 @@ class DDLForCausalLM(OurModel, DDLDecoder):
         if generation_config.use_cache and cache_in(model_kwargs) is None:
             model_kwargs[CACHE] = DDLCache(self.model._gpt_config)
         return True
-
-    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
-        """Make none: the model knows positions from mask and cache."""
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,
@@ -200,14 +270,21 @@ class DDLForCausalLM(OurModel, DDLDecoder):
         return inputs
 
 
-def from_gpt(model: GPT) -> DDLForCausalLM:
-    """Convert a GPT for Hugging Face's classes; the modules and parameters are shared."""
-    return DDLForCausalLM(DDLConfig.from_gpt(model.config), model).train(model.training)
+def from_gpt(model: GPT | NanoGPT) -> Any:
+    """Convert a model for Hugging Face's classes; the modules and parameters are shared.
+
+    Returns a DDLForCausalLM for a GPT, a DDLNanoGPTForCausalLM for a NanoGPT.
+    """
+    kind = DDLNanoGPTForCausalLM if isinstance(model, NanoGPT) else DDLForCausalLM
+    return kind(kind.config_class.from_gpt(model.config), model).train(model.training)
 
 
-def to_gpt(model: DDLForCausalLM) -> GPT:
-    """Convert back to a GPT, the inverse of `from_gpt`; modules and parameters are shared."""
+def to_gpt(model: OurModel) -> Any:
+    """Convert back to a GPT or NanoGPT, the inverse of `from_gpt`."""
     with torch.device("meta"):
-        gpt = GPT(model.config.gpt)
-    gpt.wte, gpt.trunk = model.model.wte, model.model.trunk
+        gpt = model.made_of(model.config.gpt)
+    for name, module in model.base_model.named_children():
+        gpt.get_submodule(model.inside).add_module(name, module)
+    if isinstance(gpt, NanoGPT):
+        gpt.lm_head = model.lm_head
     return gpt.train(model.training)

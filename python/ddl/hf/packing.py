@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ddl.models.cache import begins_of
 from ddl.models.tokens import on_host
-from ddl.ops.checks import check_is_tensor, check_mask, check_shape
 
 __all__ = ["check_documents", "check_known", "for_loss", "mask_of_numbers", "starts_of", "unscored"]
 
@@ -67,39 +66,36 @@ def starts_of(
     given: the tokens (B, T) or embeddings (B, T, d). attention_mask: (B, T); other shapes are
         refused later. continues: True if a cache holds tokens before these.
     The rest: as in `DDLForCausalLM.forward`. A token starts a document if one of them marks it.
-    Raises ValueError or TypeError for one that does not fit.
+    Raises ValueError for positions that are not those of documents, or that come with a cache.
     """
-    packed: dict[str, Any] = {
-        "position_ids": position_ids,
-        "seq_idx": seq_idx,
-        "cu_seq_lens_q": cu_seq_lens_q,
-        "cu_seq_lens_k": cu_seq_lens_k,
-    }
-    packed = {name: numbers for name, numbers in packed.items() if numbers is not None}
-    if not packed:
+    lengths = [ends for ends in (cu_seq_lens_q, cu_seq_lens_k) if ends is not None]
+    if position_ids is None and seq_idx is None and not lengths:
         return document_starts
     if continues:
         raise ValueError(
-            f"`{next(iter(packed))}` must be left out if the cache holds tokens, got some: "
-            "positions go on from these, and `document_starts` begins a document"
+            "`position_ids`, `seq_idx` and `cu_seq_lens_q` must be left out if the cache holds "
+            "tokens, got one: positions go on from these, and `document_starts` begins a document"
         )
     mask = attention_mask
     if not isinstance(mask, Tensor) or mask.shape != given.shape[:2]:
         mask = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
     mask = mask.bool()
-    before, starts = _token_before(mask), torch.zeros_like(mask)
-    for name, numbers in packed.items():
-        _check_integers(name, numbers, given)
-        if name == "position_ids":
-            starts = starts | _restarts(_of_rows(name, numbers, given), before, mask)
-            continue
-        index = (
-            _of_rows(name, numbers, given) if name == "seq_idx" else _index(name, numbers, given)
-        )
+    numbers = torch.arange(mask.shape[1], device=mask.device)
+    latest = torch.where(mask, numbers, -1).cummax(-1).values
+    before = F.pad(latest[:, :-1], (1, 0), value=-1)  # the last token before each one; −1 for none
+    starts = torch.zeros_like(mask)
+    if position_ids is not None:
+        position_ids = position_ids.expand(mask.shape)
+        _check_positions(position_ids, before, mask)
+        starts = position_ids == 0
+    documents = [] if seq_idx is None else [seq_idx.expand(mask.shape)]
+    for ends in lengths:  # of all rows, one after the other
+        tokens = torch.arange(mask.numel(), dtype=ends.dtype, device=mask.device)
+        documents.append(torch.searchsorted(ends, tokens, right=True).view(mask.shape))
+    for index in documents:
         starts = starts | (index != index.gather(1, before.clamp(min=0)))
     starts = starts & mask & (before >= 0)
     if document_starts is not None:
-        check_mask("document_starts", document_starts, given.shape[:2], given)
         return starts | document_starts
     return None if on_host(starts) and not starts.any() else starts
 
@@ -120,63 +116,22 @@ def check_documents(starts: Tensor | None, time: int, longest: int) -> None:
         raise ValueError(f"`input_ids` must have {expected}, got one of {most}")
 
 
-def _check_integers(name: str, numbers: Any, given: Tensor) -> None:
-    check_is_tensor(name, numbers)
-    if numbers.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"`{name}` must have dtype int64 or int32, got {numbers.dtype}")
-    if numbers.device != given.device:
-        raise ValueError(f"`{name}` must be on {given.device}, got a tensor on {numbers.device}")
+def _check_positions(positions: Tensor, before: Tensor, mask: Tensor) -> None:
+    """Raise ValueError for positions that neither are 0 nor follow that of the token before.
 
-
-def _of_rows(name: str, numbers: Tensor, given: Tensor) -> Tensor:
-    """Return numbers (B, T), or (1, T) for all sequences, as (B, T)."""
-    batch, time = given.shape[:2]
-    if tuple(numbers.shape) != (1, time):
-        check_shape(name, numbers, (batch, time))
-    return numbers.expand(batch, time)
-
-
-def _token_before(mask: Tensor) -> Tensor:
-    """Return the number of the last token before each one, padding left out; −1 for none."""
-    numbers = torch.arange(mask.shape[1], device=mask.device)
-    latest = torch.where(mask, numbers, -1).cummax(-1).values
-    return F.pad(latest[:, :-1], (1, 0), value=-1)
-
-
-def _restarts(positions: Tensor, before: Tensor, mask: Tensor) -> Tensor:
-    """Return the tokens at position 0.
-
-    Raises ValueError for positions that neither are 0 nor follow that of the token before: a part
-    of a sequence that several processes share has them, and its attention would miss the others.
-    Except under compile they are read, also on a GPU.
+    A part of a sequence that several processes share has them, and its attention would miss the
+    others. Except under compile they are read, also on a GPU.
     """
     earlier = positions.gather(1, before.clamp(min=0)).where(before >= 0, -1)
     strange = mask & (positions != 0) & (positions != earlier + 1)
     readable = type(strange) is Tensor and not strange.is_meta
     if readable and not torch.compiler.is_compiling() and strange.any():
         row, token = (int(number) for number in strange.nonzero()[0])
-        there, last = int(positions[row, token]), int(earlier[row, token])
-        where = "at the start" if before[row, token] < 0 else f"after {last}"
+        where = "at the start" if before[row, token] < 0 else f"after {int(earlier[row, token])}"
+        got = f"{int(positions[row, token])} {where}"
         raise ValueError(
-            f"`position_ids` must start at 0 in each document and go up by one, got {there} {where}"
+            f"`position_ids` must start at 0 in each document and go up by one, got {got}"
         )
-    return positions == 0
-
-
-def _index(name: str, ends: Tensor, given: Tensor) -> Tensor:
-    """Return the number of each token's document (1, T), from cumulated lengths 0, …, T."""
-    batch, time = given.shape[:2]
-    if batch != 1:
-        raise ValueError(f"`{name}` must come with a batch of one sequence, got {batch}")
-    expected = f"cumulated lengths from 0 to {time}"
-    if ends.ndim != 1:
-        raise ValueError(f"`{name}` must be a vector of {expected}, got {tuple(ends.shape)}")
-    if on_host(ends):
-        listed = [int(number) for number in ends]
-        if listed[:1] != [0] or listed[-1] != time or sorted(listed) != listed:
-            raise ValueError(f"`{name}` must hold {expected}, got {listed}")
-    marked = torch.zeros(time + 1, dtype=torch.int64, device=ends.device)
-    return marked.index_fill(0, ends.long(), 1)[:time].cumsum(0).unsqueeze(0)
 
 
 def unscored(labels: Tensor, document_starts: Tensor | None, loss: dict[str, Any]) -> Tensor:

@@ -16,27 +16,11 @@ The model itself is in the package ddl-rs; `import ddl.hf` does the same as this
 """
 
 try:
-    from ddl.hf import (
-        DDLConfig,
-        DDLForCausalLM,
-        DDLModel,
-        DDLNanoGPTConfig,
-        DDLNanoGPTForCausalLM,
-        DDLNanoGPTModel,
-    )
+    from ddl.hf import *
 except ModuleNotFoundError as error:
     raise ImportError(
         f"this model needs the package ddl-rs, pip install 'ddl-rs[hf]': {error}"
     ) from error
-
-__all__ = [
-    "DDLConfig",
-    "DDLForCausalLM",
-    "DDLModel",
-    "DDLNanoGPTConfig",
-    "DDLNanoGPTForCausalLM",
-    "DDLNanoGPTModel",
-]
 '''
 
 

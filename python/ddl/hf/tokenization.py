@@ -5,33 +5,22 @@ that token, as in every PreTrainedTokenizerFast; `ddl train` reads "<|endoftext|
 raise for a character that a character model does not know ("Missing [UNK] token"): nothing is
 dropped silently.
 
-One token that no text has serves as end of text, beginning of text and padding, which lm-eval and
-batches need:
-
-    GPT-2             <|endoftext|>, 50256
-    tokenizer.json    the token that `ddl prepare` put before each document; else a special token
-                      <|endoftext|>, which is added if the model's vocabulary is larger
-    bytes             <|endoftext|>: token 256 if the model has one, else 255, which UTF-8 lacks
-    characters        <|endoftext|>, if the model's vocabulary is larger than the table
-
-Otherwise there is no end of text: a character of the text would end a generation too early, and
+The page docs/huggingface.md says which token is end of text, beginning of text and padding. Without
+a token to spare there is none: a character of the text would end a generation too early, and
 `decode(…, skip_special_tokens=True)` would drop it. tokenizer_config.json then names the token that
-lm-eval may put before a text (BEFORE): the newline, or token 0.
-
-Byte and character models, and those of a tokenizer.json without such a token, never saw it between
-texts in training, so `generate` stops at it only if `eos_token_id` names it.
+lm-eval may put before a text (BEFORE): the newline, or the first token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from ddl.errors import InputError, first_line
 from ddl.models import NanoGPTConfig
@@ -100,22 +89,22 @@ def to_fast(
 
     tokenizer: one of ours, or Hugging Face's, which is returned as it is. config: the model's, for
     its block_size and its size of vocabulary. Raises InputError if GPT-2's byte pairs cannot be
-    fetched or a character cannot be written as UTF-8.
+    fetched.
     """
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return tokenizer
     if isinstance(tokenizer, FastTokenizer):
         return tokenizer.fast
     size = tokenizer.vocab_size if config is None else config.vocab_size
-    if isinstance(tokenizer, GPT2Tokenizer):
-        backend, end = _byte_pairs(*_gpt2_pairs()), _End(END)
-    elif isinstance(tokenizer, FileTokenizer):
-        # tokenizer.json says everything else
+    if isinstance(tokenizer, FileTokenizer):  # whose tokenizer.json says everything else
         return _fast(*_of_file(tokenizer, size), config, None, tokenizer.chat_template)
+    if isinstance(tokenizer, GPT2Tokenizer):
+        backend = _byte_pairs(*_gpt2_pairs())
     elif isinstance(tokenizer, CharTokenizer):
-        backend, end = _characters(tokenizer.table, size)
+        backend = _characters(tokenizer.table, size)
     else:
-        backend, end = _bytes(size)
+        backend = _bytes(size)
+    end = None if backend.token_to_id(END) is None else END
     return _fast(backend, end, config, describe(tokenizer))
 
 
@@ -136,16 +125,13 @@ def from_files(directory: Path, config: GPTConfig | NanoGPTConfig) -> FastTokeni
             f"be a directory with {FILES[0]}, or {FILES[1]} and {FILES[2]}",
             f"{directory}: {first_line(error)}",
         ) from error
-    if not isinstance(backend.model, models.BPE):
-        kind = type(backend.model).__name__
-        raise InputError("tokenizer", "have byte pairs", f"a {kind} from {directory}")
     if backend.get_vocab_size() > config.vocab_size or backend.token_to_id(END) is None:
         expected = f"at most {config.vocab_size} tokens and {END} among them"
         raise InputError(
             "tokenizer", f"have {expected}", f"{backend.get_vocab_size()} from {directory}"
         )
     template = read_chat_template(directory)
-    return FastTokenizer(_fast(backend, _End(END), config, None, template))
+    return FastTokenizer(_fast(backend, END, config, None, template))
 
 
 def load_tokenizer(directory: Path) -> FastTokenizer | None:
@@ -162,27 +148,22 @@ def load_tokenizer(directory: Path) -> FastTokenizer | None:
     return FastTokenizer(fast, None if isinstance(ours, GPT2Tokenizer) else ours)
 
 
-class _End(NamedTuple):
-    """The name of the end of text; None if there is none. Then `before` may precede a text."""
-
-    name: str | None
-    before: int | None = None
-
-
 def _fast(
     backend: tokenizers.Tokenizer,
-    end: _End,
+    end: str | None,
     config: GPTConfig | NanoGPTConfig | None,
     description: Any,
     chat_template: Any = None,
 ) -> PreTrainedTokenizerFast:
+    """The tokenizer with the token `end` as its end of text; None if it has none."""
     options: dict[str, Any] = {} if config is None else {"model_max_length": config.block_size}
     if description is not None:
         options[OURS] = description
-    if end.before is not None:
-        options[BEFORE] = end.before
-    if end.name is not None:
-        options |= {f"{kind}_token": end.name for kind in ("bos", "eos", "pad")}
+    if end is None:
+        newline = backend.token_to_id("\n")
+        options[BEFORE] = min(backend.get_vocab().values()) if newline is None else newline
+    else:
+        options |= {f"{kind}_token": end for kind in ("bos", "eos", "pad")}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         padding_side="left",  # so that generation continues at the texts' ends
@@ -193,76 +174,54 @@ def _fast(
     )
 
 
-def _of_file(tokenizer: FileTokenizer, size: int) -> tuple[tokenizers.Tokenizer, _End]:
-    """Copy a file's tokenizer; return it and the end of text."""
+def _of_file(tokenizer: FileTokenizer, size: int) -> tuple[tokenizers.Tokenizer, str | None]:
+    """Copy a file's tokenizer; return it and its end of text."""
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
     if tokenizer.document_token is not None:
-        return backend, _End(str(backend.id_to_token(tokenizer.document_token)))
-    known, numbers = backend.token_to_id(END), backend.get_vocab().values()
-    added = backend.get_added_tokens_decoder()
-    if known in added and added[known].special:
-        return backend, _End(END)
-    if known is None and size > tokenizer.vocab_size == len(numbers):
+        return backend, str(backend.id_to_token(tokenizer.document_token))
+    known, added = backend.token_to_id(END), backend.get_added_tokens_decoder()
+    if known is None and size > tokenizer.vocab_size == backend.get_vocab_size():
         backend.add_special_tokens([END])
-        return backend, _End(END)
-    return backend, _End(None, before=min(numbers))
+        return backend, END
+    return backend, END if known in added and added[known].special else None
 
 
-def _bytes(size: int) -> tuple[tokenizers.Tokenizer, _End]:
-    """Make a tokenizer in which byte b is token b; return it and the end of text."""
+def _bytes(size: int) -> tokenizers.Tokenizer:
+    """Make a tokenizer in which byte b is token b."""
     alphabet = byte_alphabet()
     # No UTF-8 has the last byte, so its token has another name if the model has no further one.
     letters = alphabet if size > len(alphabet) else alphabet[:-1]
     vocabulary = {letter: byte for byte, letter in enumerate([*letters, END])}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return backend, _End(END)
+    return _byte_pairs(vocabulary, [], words=False)
 
 
-def _characters(table: Sequence[str], size: int) -> tuple[tokenizers.Tokenizer, _End]:
-    """Make a tokenizer from a character table; return it and the end of text."""
-    lone = next((c for c in table if c != c.encode("utf-8", "replace").decode("utf-8")), None)
-    if lone is not None:  # a lone surrogate
-        raise InputError("tokenizer", "have characters that UTF-8 spells", repr(lone))
+def _characters(table: Sequence[str], size: int) -> tokenizers.Tokenizer:
+    """Make a tokenizer from a character table."""
     vocabulary = {character: token for token, character in enumerate(table)}
     if END not in vocabulary and size > len(table):
         vocabulary[END] = len(table)
-    end = _End(END) if END in vocabulary else _End(None, before=vocabulary.get("\n", 0))
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocabulary))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    return backend, end
+    return backend
 
 
-def _byte_pairs(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
-    """Make GPT-2's tokenizer: byte pairs over words with their leading spaces."""
+def _byte_pairs(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], *, words: bool = True
+) -> tokenizers.Tokenizer:
+    """Make a tokenizer of byte pairs, as GPT-2's; words: over words with their leading spaces."""
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
 def _gpt2_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Reconstruct GPT-2's vocabulary and merges from tiktoken's ranks of byte strings."""
+    """GPT-2's vocabulary and merges, from tiktoken's ranks of byte strings."""
     encoding = gpt2_encoding()
-    ranks = {piece: encoding.encode_single_token(piece) for piece in encoding.token_byte_values()}
-    alphabet = byte_alphabet()
-    spelled = {piece: "".join(alphabet[byte] for byte in piece) for piece in ranks}
-    merges = []
-    for piece in sorted(ranks, key=ranks.__getitem__):
-        if len(piece) > 1:
-            first, second = _halves(piece, ranks)
-            merges.append((spelled[first], spelled[second]))
-    vocabulary = {spelled[piece]: rank for piece, rank in ranks.items()}
+    converter: Any = TikTokenConverter()
+    converter.load_tiktoken_bpe = lambda _: {
+        piece: encoding.encode_single_token(piece) for piece in encoding.token_byte_values()
+    }
+    vocabulary, merges = converter.extract_vocab_merges_from_model("gpt2")
     return vocabulary | {END: GPT2Tokenizer.vocab_size - 1}, merges
-
-
-def _halves(piece: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The two tokens that merge into `piece`: the parts left after all earlier merges."""
-    parts = [piece[i : i + 1] for i in range(len(piece))]
-    while len(parts) > 2:
-        pairs = [ranks.get(a + b, len(ranks)) for a, b in pairwise(parts)]
-        at = pairs.index(min(pairs))
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return parts

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
 
+from ddl.nanogpt.mixin import derived
 from ddl.nn.history import History
 
 __all__ = ["cached", "history_of"]
@@ -21,15 +21,9 @@ def cached(kind: Class) -> Class:
 
     Token reads, an expansion by convolution and convolved gates need it. `prefill` copies it from a
     cache of one sequence to all, `reset` empties it.
-
-    Raises TypeError unless `kind` is a class with the methods prefill and reset.
     """
-    methods = all(callable(getattr(kind, name, None)) for name in ("prefill", "reset"))
-    if not (isinstance(kind, type) and methods):
-        got = kind.__name__ if isinstance(kind, type) else type(kind).__name__
-        raise TypeError(f"`kind` must be nanochat's class KVCache, got {got}")
-    made: Any = _made
-    return kind if issubclass(kind, _WithHistory) else made(kind)
+    made: Class = kind if issubclass(kind, _WithHistory) else derived(kind, _WithHistory)
+    return made
 
 
 class _WithHistory:
@@ -52,11 +46,6 @@ class _WithHistory:
         if other.batch_size != self.batch_size:  # type: ignore[attr-defined]
             rows = torch.zeros(self.batch_size, dtype=torch.int64)  # type: ignore[attr-defined]
             self.history.select(rows.to(self.cache_seqlens.device))  # type: ignore[attr-defined]
-
-
-@cache
-def _made(kind: Any) -> Any:
-    return type(kind.__name__, (_WithHistory, kind), {"__doc__": kind.__doc__})
 
 
 def history_of(kv_cache: Any, needed: bool) -> History | None:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddl.nanogpt.made import check_class, class_of
-from ddl.nanogpt.mixin import WithOptions
+from ddl.nanogpt.made import converted_class
+from ddl.nanogpt.mixin import WithOptions, derived
 from ddl.nanogpt.model import (
-    check_has,
+    check_model,
     check_options_of,
     stream_for,
     sublayers_of,
     with_defaults,
 )
-from ddl.nanogpt.wiring import check_forward
 from ddl.nn.stream import DeltaStream
 from ddl.optim import never_decayed
 from ddl.options import RESIDUAL_OPTIONS, STREAM_OPTIONS, Compress, ExpandKind, check_positive
@@ -78,8 +76,7 @@ def convert(
     """
     options |= {"value_channels": value_channels, "compress": compress, "expand": expand}
     if _rewrite_blocks(model, disable=disable, **options):
-        kind: Any = type(model)
-        model.__class__ = _converted(kind)
+        model.__class__ = derived(type(model), Converted, f"Delta{type(model).__name__}")
     return model
 
 
@@ -96,11 +93,7 @@ def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
 
     Raises TypeError if `kind` is no class of modules, ValueError if it is already converted.
     """
-    check_class(kind, Converted, "nanochat")
-    if disable:
-        return kind
-    made: Any = class_of
-    return made(kind, tuple(sorted(options.items())), _ConvertedWhenMade)
+    return converted_class(kind, _ConvertedWhenMade, "nanochat", disable, options)
 
 
 class Converted(WithOptions):
@@ -143,22 +136,17 @@ class _ConvertedWhenMade(Converted):
     """Mixin that converts a model at the end of its class's `__init__`."""
 
     options: ClassVar[dict[str, Any]]
-    made_of: ClassVar[tuple[Any, ...]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _rewrite_blocks(self, **self.options)
 
 
-@cache
-def _converted(kind: Any) -> Any:
-    contents = {"__doc__": kind.__doc__, "made_of": (_converted, kind)}
-    return type(f"Delta{kind.__name__}", (Converted, kind), contents)
-
-
 def _rewrite_blocks(model: Any, *, disable: bool = False, **options: Any) -> bool:
     """Replace the blocks of `model`; return whether they were: not if `disable`."""
-    _check_model(model)
+    formula = "x + attn(norm(x), …), then x + mlp(norm(x))"
+    needed = (("transformer", "lm_head"), ("wte", "h"))
+    check_model(model, "nanochat", needed, BLOCK, formula, _added)
     check_options_of(options, KNOWN, OF_THE_MODEL, "ddl.nanochat.convert")
     blocks, weight = model.transformer.h, model.transformer.wte.weight
     fixed = {"norm_eps": NORM_EPS, "norm_affine": False, "anchor_every": 1}
@@ -183,32 +171,6 @@ def _replace(blocks: Any, stream: DeltaStream) -> None:
             first=i == 0,
             last=i == len(blocks) - 1,
         )
-
-
-def _check_model(model: Any) -> None:
-    """Raise unless `model` has the modules of nanochat's GPT and is not converted yet."""
-    if not isinstance(model, nn.Module):
-        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"`model` must be nanochat's GPT, got {got}")
-    check_has("model", model, ("transformer", "lm_head"), "nanochat")
-    transformer: Any = model.transformer
-    check_has("model.transformer", transformer, ("wte", "h"), "nanochat")
-    listed = isinstance(transformer.h, nn.ModuleList)
-    if not listed or len(transformer.h) == 0:
-        got = "an empty one" if listed else type(transformer.h).__name__
-        raise TypeError(f"`model.transformer.h` must be a ModuleList of blocks, got {got}")
-    for i, block in enumerate(transformer.h):
-        name = f"model.transformer.h[{i}]"
-        if isinstance(block, DeltaBlock):
-            raise ValueError("`model` must be nanochat's GPT as it was made, got one converted")
-        check_has(name, block, BLOCK, "nanochat")
-        for other in (*block._modules, *block._parameters, *block._buffers):
-            if other not in BLOCK:
-                raise TypeError(
-                    f"`{name}` must have attn, mlp and nothing else, as in nanochat, got `{other}`"
-                )
-        formula = "x + attn(norm(x), …), then x + mlp(norm(x))"
-        check_forward(name, block, transformer.wte.weight.shape[-1], formula, _added)
 
 
 def _added(block: Any, x: Tensor, *args: Any) -> Tensor:

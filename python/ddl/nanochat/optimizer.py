@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from ddl.nanogpt.mixin import derived
 
 __all__ = ["with_stream"]
 
@@ -25,14 +26,8 @@ def with_stream(optimizer: Any, parameters: list[nn.Parameter], lr: float) -> An
     group |= {"weight_decay": 0.0, "kind": "adamw", "initial_lr": lr, OF_THE_STREAM: True}
     torch.optim.AdamW([group])  # completes the group by what torch's AdamW looks up
     optimizer.add_param_group(group)
-    made: Any = _made
-    optimizer.__class__ = made(type(optimizer))
+    optimizer.__class__ = derived(type(optimizer), _WithStream)
     return optimizer
-
-
-@cache
-def _made(kind: Any) -> Any:
-    return type(kind.__name__, (_WithStream, kind), {"__doc__": kind.__doc__})
 
 
 class _WithStream(torch.optim.Optimizer):

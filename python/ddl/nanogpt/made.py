@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from .mixin import Converted
+from .mixin import Converted, WithOptions, derived
 from .model import rewrite_blocks
 
-__all__ = ["check_class", "class_of", "converted"]
+__all__ = ["converted", "converted_class"]
 
 Class = TypeVar("Class", bound=type[nn.Module])
 
@@ -34,18 +33,13 @@ def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
     Raises:
         TypeError: `kind` is no class of modules. ValueError: it is already converted.
     """
-    check_class(kind, Converted, "nanoGPT")
-    if disable:
-        return kind
-    made: Any = class_of
-    return made(kind, tuple(sorted(options.items())))
+    return converted_class(kind, _ConvertedWhenMade, "nanoGPT", disable, options)
 
 
 class _ConvertedWhenMade(Converted):
     """Mixin that converts a model at the end of its class's `__init__`."""
 
     options: ClassVar[dict[str, Any]]
-    made_of: ClassVar[tuple[Any, ...]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,31 +59,15 @@ class _ConvertedWhenMade(Converted):
         return model
 
 
-def check_class(kind: Any, mixin: type, whose: str) -> None:
-    """Raise TypeError unless `kind` is a class of modules, ValueError if it is converted."""
-    if isinstance(kind, nn.Module):
-        got = f"a model of class {type(kind).__name__}: `convert` takes a model"
-        raise TypeError(f"`kind` must be {whose}'s class GPT, got {got}")
+def converted_class(
+    kind: Class, mixin: type, whose: str, disable: bool, options: dict[str, Any]
+) -> Class:
+    """Return the subclass of another project's GPT whose models the mixin converts."""
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        got = kind.__name__ if isinstance(kind, type) else type(kind).__name__
+        got = f"an object of class {type(kind).__name__}: `convert` takes a model"
         raise TypeError(f"`kind` must be {whose}'s class GPT, got {got}")
-    if issubclass(kind, mixin):
+    if issubclass(kind, WithOptions):
         raise ValueError(f"`kind` must be {whose}'s class GPT, got one already converted")
-
-
-@cache  # so that a copy is of the same class
-def class_of(
-    kind: Any, options: tuple[tuple[str, Any], ...], mixin: Any = _ConvertedWhenMade
-) -> Any:
-    """Return the subclass of `kind` whose models `mixin` converts with these options."""
-    contents = {
-        "__doc__": kind.__doc__,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "options": {"value_channels": 1, "compress": None, "expand": "repeat", **dict(options)},
-        "made_of": (class_of, kind, options, mixin),
-    }
-    return type(kind.__name__, (mixin, kind), contents)
-
-
-_made = class_of  # its name in models that were pickled before
+    options = {"value_channels": 1, "compress": None, "expand": "repeat", **options}
+    made: Class = derived(kind, mixin, "", tuple(sorted(options.items())))
+    return kind if disable else made

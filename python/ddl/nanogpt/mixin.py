@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import sys
 from collections.abc import Mapping
+from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = [
     "Converted",
     "Rebuilt",
     "WithOptions",
+    "derived",
     "logits_of_state",
     "named_as_today",
     "options_in",
@@ -44,6 +46,25 @@ class Rebuilt:
         if _importable(kind):
             return copyreg.__newobj__, (kind,), self.__dict__  # type: ignore[attr-defined]
         return _blank, kind.made_of, self.__dict__  # type: ignore[attr-defined]
+
+
+def derived(kind: Any, mixin: type, name: str = "", options: tuple[Any, ...] = ()) -> Any:
+    """The subclass of a class with a mixin before it; name: of the subclass, if it has another.
+
+    options: its `options`, as sorted pairs.
+    """
+    return _derived(kind, mixin, name or kind.__name__, options)
+
+
+@cache  # so that a copy is of the same class
+def _derived(kind: Any, mixin: type, name: str, options: tuple[Any, ...]) -> Any:
+    contents = {
+        "__doc__": kind.__doc__,
+        "__module__": kind.__module__,
+        "made_of": (_derived, kind, mixin, name, options),
+    }
+    contents |= {"options": dict(options)} if options else {}
+    return type(name, (mixin, kind), contents)
 
 
 class WithOptions(Rebuilt, nn.Module):
@@ -91,48 +112,9 @@ class WithOptions(Rebuilt, nn.Module):
         """Do as nn.Module, and report an error if the state dict is of other options."""
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         metadata = getattr(state_dict, "_metadata", None)
-        args[-1].extend(self._other_options(local_metadata.get(DELTA_ARGS) or options_in(metadata)))
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Do as nn.Module, which would list every entry for a model that was converted otherwise.
-
-        Raises RuntimeError with one sentence if the state dict is of other options, or of a model
-        that was not converted.
-        """
-        errors = self._other_options(options_in(getattr(state_dict, "_metadata", None)))
-        if strict and not errors and isinstance(state_dict, Mapping):
-            errors = self._other_entries(state_dict)
-        if errors:
-            errors.insert(0, f"Error(s) in loading state_dict for {type(self).__name__}:")
-            raise RuntimeError("\n\t".join(errors))
-        return super().load_state_dict(state_dict, strict, assign)
-
-    def _other_options(self, saved: Mapping[str, Any] | None) -> list[str]:
-        """A sentence for each option that was another one when a state dict was saved."""
-        errors: list[str] = []
+        saved = local_metadata.get(DELTA_ARGS) or options_in(metadata) or {}
         ours = {name: value for name, value in self.delta_args.items() if name not in NO_MATTER}
-        report_other_options(named_as_today(saved or {}), ours, errors)
-        return errors
-
-    def _other_entries(self, state: Mapping[str, Any]) -> list[str]:
-        """A sentence about the first entry that the conversion adds, and `state` has not."""
-        names = self.of_stream()
-        own = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        new = {name: tensor.shape for name, tensor in own.items() if name in names}
-        if not new or state.keys().isdisjoint(own):  # under another prefix: torch lists them
-            return []
-        if state.keys().isdisjoint(new):
-            got = "that of one that was not: load it before `convert`"
-            return [f"`state_dict` must be that of a converted model, got {got}"]
-        must = "`state_dict` must be that of a model converted with the same options"
-        for name, shape in new.items():
-            if name not in state:
-                return [f"{must}, got one without `{name}`"]
-            found = getattr(state[name], "shape", shape)
-            if found != shape:
-                got = f"{tuple(found)}, not {tuple(shape)}"
-                return [f"{must}, got one whose `{name}` has shape {got}"]
-        return []
+        report_other_options(named_as_today(saved), ours, args[-1])
 
 
 class Converted(WithOptions):

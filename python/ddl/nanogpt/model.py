@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -22,13 +22,13 @@ from ddl.options import (
 
 from .annealing import Annealing, count_steps
 from .block import BLOCK, DeltaBlock
-from .mixin import Converted
+from .mixin import Converted, WithOptions, derived
 from .wiring import check_forward
 
 __all__ = [
     "OF_THE_MODEL",
     "check_additive",
-    "check_has",
+    "check_model",
     "check_options_of",
     "convert",
     "rewrite_blocks",
@@ -105,8 +105,7 @@ def convert(
     """
     options |= {"value_channels": value_channels, "compress": compress, "expand": expand}
     if rewrite_blocks(model, start=start, anneal_steps=anneal_steps, disable=disable, **options):
-        kind: Any = type(model)
-        model.__class__ = _converted(kind)
+        model.__class__ = derived(type(model), Converted, f"Delta{type(model).__name__}")
     return model
 
 
@@ -122,7 +121,8 @@ def rewrite_blocks(
 
     Returns whether they were replaced: not if `disable`.
     """
-    _check_model(model)
+    formula = "x + attn(ln_1(x)), then x + mlp(ln_2(x))"
+    check_model(model, "nanoGPT", (("transformer",), ("wte", "h", "ln_f")), BLOCK, formula, _added)
     _check_start(start, anneal_steps)
     if start is not None:
         check_additive(**options)
@@ -202,37 +202,41 @@ def _replace(blocks: Any, stream: DeltaStream, annealing: Annealing | None) -> N
         )
 
 
-@cache
-def _converted(kind: Any) -> Any:
-    contents = {"__doc__": kind.__doc__, "made_of": (_converted, kind)}
-    return type(f"Delta{kind.__name__}", (Converted, kind), contents)
+def check_model(
+    model: Any,
+    whose: str,
+    needed: tuple[tuple[str, ...], tuple[str, ...]],
+    block_modules: tuple[str, ...],
+    formula: str,
+    expected: Callable[..., Tensor],
+) -> None:
+    """Raise unless `model` has the modules of another project's GPT and is not converted yet.
 
-
-def _check_model(model: Any) -> None:
-    """Raise unless `model` has the modules of nanoGPT's GPT and is not converted yet."""
-    if isinstance(model, type):
-        got = f"the class {model.__name__}: `converted` takes a class"
-        raise TypeError(f"`model` must be nanoGPT's GPT, got {got}")
+    needed: the modules of the model, and of its `transformer`, whose blocks have `block_modules`
+    and compute `formula`, as the function `expected` does.
+    """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be nanoGPT's GPT, got {type(model).__name__}")
-    check_has("model", model, ("transformer",))
+        got = type(model).__name__
+        if isinstance(model, type):
+            got = f"the class {model.__name__}: `converted` takes a class"
+        raise TypeError(f"`model` must be {whose}'s GPT, got {got}")
+    if isinstance(model, WithOptions) and model.delta_args:
+        raise ValueError(f"`model` must be {whose}'s GPT as it was made, got one already converted")
+    _check_has("model", model, needed[0], whose)
     transformer: Any = model.transformer
-    check_has("model.transformer", transformer, ("wte", "h", "ln_f"))
+    _check_has("model.transformer", transformer, needed[1], whose)
     listed = isinstance(transformer.h, nn.ModuleList)
     if not listed or len(transformer.h) == 0:
         got = "an empty one" if listed else type(transformer.h).__name__
         raise TypeError(f"`model.transformer.h` must be a ModuleList of blocks, got {got}")
-    if isinstance(transformer.h[0], DeltaBlock):
-        raise ValueError("`model` must be nanoGPT's GPT as it was made, got one already converted")
     for i, block in enumerate(transformer.h):
         name = f"model.transformer.h[{i}]"
-        check_has(name, block, BLOCK)
+        _check_has(name, block, block_modules, whose)
         for other in (*block._modules, *block._parameters, *block._buffers):
-            if other not in BLOCK:
-                known = ", ".join(BLOCK)
+            if other not in block_modules:
+                known = ", ".join(block_modules)
                 raise TypeError(f"`{name}` must have {known} and nothing else, got `{other}`")
-        formula = "x + attn(ln_1(x)), then x + mlp(ln_2(x))"
-        check_forward(name, block, transformer.wte.weight.shape[-1], formula, _added)
+        check_forward(name, block, transformer.wte.weight.shape[-1], formula, expected)
 
 
 def _added(block: Any, x: Tensor, *_: Any) -> Tensor:
@@ -251,9 +255,7 @@ def _check_start(start: Any, anneal_steps: Any) -> None:
         refuse("anneal_steps", 'left at None unless start="additive"', anneal_steps, ("start",))
 
 
-def check_has(
-    name: str, module: nn.Module, children: tuple[str, ...], whose: str = "nanoGPT"
-) -> None:
+def _check_has(name: str, module: nn.Module, children: tuple[str, ...], whose: str) -> None:
     """Raise TypeError unless a module has children, as another project's model has them."""
     for child in children:
         if child not in module._modules:

@@ -28,11 +28,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "steps": ({"anneal_steps": 0}, "`anneal_steps` must be an integer of at least 1, got 0"),
     "steps of none": (
         {"start": None, "anneal_steps": 5},
-        r"`anneal_steps` must be left out unless start=\"additive\", got 5",
+        r"`anneal_steps` must be left out unless start=\"additive\" and train=\"all\", got 5",
     ),
     "steps of an adapter": (
         {"train": "stream", "anneal_steps": 5},
-        r"`anneal_steps` must be left out with train=\"stream\", got 5",
+        r"`anneal_steps` must be left out unless start=\"additive\" and train=\"all\", got 5",
     ),
     "an adapter from the start": (
         {"train": "stream", "start": None},
@@ -47,10 +47,13 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("family", "options", "name"), OTHERWISE.values(), ids=OTHERWISE)
-def test_layers_that_are_built_otherwise(family, options, name):
+def test_layers_that_are_built_otherwise(family, options, name, zeros):
     config = getattr(transformers, f"{family}Config")(**{**SIZES, **options})
     model = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters() if zeros else ():
+        nn.init.zeros_(parameter)
     kind, names = type(model), model.state_dict().keys()
     sentence = f"`{name}` must be x + F(norm(x)) twice, attention and MLP"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):

@@ -18,7 +18,6 @@ from lm_eval.api.registry import get_model
 
 import ddl.hf
 from ddl.errors import InputError
-from ddl.hf.nanogpt import from_nanogpt
 from ddl.lab.evaluation.harness import Harness
 from ddl.lab.evaluation.plugin import DDL
 from ddl.models import NanoGPT, NanoGPTConfig
@@ -95,7 +94,7 @@ def test_an_imported_model_of_nanogpt(name: str, tmp_path: Path) -> None:
         batch_size=2,
         device="cpu",
     )
-    adapter = Harness(from_nanogpt(model), ddl.hf.to_fast(ByteTokenizer(), model.config), 2)
+    adapter = Harness(ddl.hf.from_gpt(model), ddl.hf.to_fast(ByteTokenizer(), model.config), 2)
     expected = results(adapter, ["local_arc"])["results"]["local_arc"]
     for score in ("acc,none", "acc_norm,none"):
         assert found["results"]["local_arc"][score] == expected[score]

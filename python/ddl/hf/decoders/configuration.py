@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
-from ddl.errors import InputError
 from ddl.nanogpt import named_as_today
 from ddl.paths import DECODER_MODEL_TYPE
 
@@ -69,6 +68,7 @@ class DDLDecoderConfig(PreTrainedConfig):
             model.structure._asdict(),
             {name: model.options[name] for name in sorted(model.options)},
             dtype=model.config.dtype,
+            distributed_config=getattr(model.config, "distributed_config", None),  # not stored
         )
 
     @property
@@ -84,21 +84,13 @@ class DDLDecoderConfig(PreTrainedConfig):
 
     @property
     def kind(self) -> Any:
-        """The class in transformers of the model before it was converted.
-
-        Raises InputError if the installed transformers has none of this name.
-        """
-        found = getattr(transformers, str(self.made_from), None)
-        if found is None:
-            must = "name a class of the installed transformers"
-            raise InputError("made_from", must, repr(self.made_from))
-        return found
+        """The class in transformers of the model before it was converted."""
+        return getattr(transformers, str(self.made_from))
 
     @property
     def parts(self) -> Structure:
         """`structure` as a Structure."""
-        found = dict(self.structure)
-        return Structure(**{**found, "norms": tuple(found["norms"])})
+        return Structure(**{**self.structure, "norms": tuple(self.structure["norms"])})
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON. With its number of layers no other class makes a model from its defaults."""

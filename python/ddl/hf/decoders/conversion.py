@@ -77,7 +77,7 @@ def convert(
 
     Args:
         model: a causal language model of transformers with pre-norm layers (Llama, Mistral, Qwen 2
-            and 3, SmolLM 3, Phi 3, GPT-2 and others). It runs twice on eight tokens, which finds
+            and 3, SmolLM 3, Phi 3, GPT-2 and others). It runs on eight tokens, which finds
             its norms and that its layers are x + F(norm(x)).
         value_channels, compress, expand: as in DeltaStream.
         start: "additive" to start as the model is; None for rewrites from the start.
@@ -176,28 +176,20 @@ class _ConvertedWhenMade(ConvertedDecoder):
         convert_with(self, self.structure, self.options)
 
 
-def _checked_start(
-    start: Any,
-    anneal_steps: Any,
-    train: Any,
-    **options: Any,
-) -> dict[str, Any]:
+def _checked_start(start: Any, anneal_steps: Any, train: Any, **options: Any) -> dict[str, Any]:
     """Return the options of how a model starts, anneal_steps filled in; raise if they don't fit."""
     check_choice("train", train, ("all", "stream"))
     check_choice("start", start, ("additive",), optional=True)
     if start is not None:
         check_additive(**options)
-    if train == "stream":
-        if start is None:
-            refuse("start", '"additive" with train="stream"', start, ("train",))
-        if anneal_steps is not None:
-            refuse("anneal_steps", 'left out with train="stream"', anneal_steps, ("train",))
-    elif start is None:
-        if anneal_steps is not None:
-            refuse("anneal_steps", 'left out unless start="additive"', anneal_steps, ("start",))
-    else:
+    elif train == "stream":
+        refuse("start", '"additive" with train="stream"', start, ("train",))
+    if start is not None and train == "all":
         anneal_steps = ANNEAL_STEPS if anneal_steps is None else anneal_steps
         check_count("anneal_steps", anneal_steps)
+    elif anneal_steps is not None:
+        must = 'left out unless start="additive" and train="all"'
+        refuse("anneal_steps", must, anneal_steps, ("start", "train"))
     return {"start": start, "anneal_steps": anneal_steps, "train": train}
 
 

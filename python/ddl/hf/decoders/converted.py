@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ddl.hf.cache import cache_in, refuse_continuous_batching
+from ddl.hf.cache import cache_in, history_in, refuse_continuous_batching
 from ddl.nanogpt.annealing import Annealing
 from ddl.nanogpt.mixin import WithOptions
 
 from .configuration import DDLDecoderConfig
 from .entry import TOKENS, looks_back, tokens_of
-from .history import history_in
 from .stream import Scale
 from .structure import Structure
 
@@ -119,13 +116,6 @@ class ConvertedDecoder(WithOptions):
         base: Any = super()
         return base.init_continuous_batching(*args, **kwargs)
 
-    def merge_and_unload(self) -> NoReturn:
-        """Raise TypeError: an adapter of rewrites has no weights that it could be merged into."""
-        raise TypeError(
-            "a rewrite cannot be merged into the model's weights: what it writes depends on the "
-            "state; save the model as it is"
-        )
-
     # --- files ------------------------------------------------------------------------------------
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -135,23 +125,12 @@ class ConvertedDecoder(WithOptions):
             own: Any = kwargs.get("state_dict") or self.state_dict()
             names = self.of_stream()
             kwargs["state_dict"] = {name: own[name] for name in own if name in names}
-        with self._configured():
-            base.save_pretrained(save_directory, *args, **kwargs)
-
-    @contextmanager
-    def _configured(self) -> Iterator[None]:
-        """Have the config saved as a DDLDecoderConfig; all else needs it as it is."""
         model: Any = self
-        config, kind = model.config, type(model.config)
-
-        def save(_: Any, save_directory: Any, **kwargs: Any) -> None:
-            DDLDecoderConfig.of(self).save_pretrained(save_directory, **kwargs)
-
-        config.__class__ = type(kind.__name__, (kind,), {"save_pretrained": save})
+        config, model.config = model.config, DDLDecoderConfig.of(model)
         try:
-            yield
+            base.save_pretrained(save_directory, *args, **kwargs)
         finally:
-            config.__class__ = kind
+            model.config = config
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:

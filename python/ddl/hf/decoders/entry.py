@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.hf.cache import CACHE, CACHE_NAMES, cache_in
+from ddl.hf.cache import CACHE, CACHE_NAMES, cache_in, history_in
 from ddl.hf.packing import starts_of
 from ddl.nanogpt.annealing import Annealing
 from ddl.nn.checks import require_exact_type
@@ -22,7 +22,6 @@ from ddl.ops.checks import gate_dtype
 from ddl.options import StreamDtype
 from ddl.results import Chain
 
-from .history import history_in
 from .stream import Pass, Stream
 from .structure import exchanged
 

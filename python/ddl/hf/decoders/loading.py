@@ -41,10 +41,7 @@ class DDLDecoderForCausalLM(PreTrainedModel):
         if config.stream["train"] == "stream":
             must = "hold a whole model, or be given to `ddl.hf.load_adapter(model, path)`"
             raise InputError("path", must, f"{path} with an adapter of {config.made_from}")
-        base = config.of_base
-        for name in (kwargs.keys() & config.base.keys()) - {"dtype"}:  # which is transformers' own
-            setattr(base, name, kwargs.pop(name))
-        return _class_of(config).from_pretrained(path, *args, config=base, **kwargs)
+        return _class_of(config).from_pretrained(path, *args, config=config.of_base, **kwargs)
 
     @classmethod
     def _from_config(cls, config: DDLDecoderConfig, **kwargs: Any) -> Any:
@@ -76,12 +73,11 @@ def load_adapter(model: Model, path: str | Path) -> Model:
         found |= safetensors.torch.load_file(file)
     with torch.device("meta"):
         like = _class_of(config)(copy.deepcopy(model.config))
-    names, expected = like.of_stream(), like.state_dict()
-    for name in sorted(names | found.keys()):
-        known = name in names and name in found
-        if not known or expected[name].shape != found[name].shape:
-            must = f"hold the parameters of an adapter for this {config.made_from}"
-            raise InputError("path", must, f"{path} with another {name}")
+    expected = like.state_dict()
+    shapes = {name: expected[name].shape for name in like.of_stream()}
+    if {name: tensor.shape for name, tensor in found.items()} != shapes:
+        must = f"hold the parameters of an adapter for this {config.made_from}"
+        raise InputError("path", must, f"{path} with others")
     convert(model, **config.stream)
     model.load_state_dict(found, strict=False)
     return model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from ddl import functional
 from ddl.nanogpt.annealing import blend
-from ddl.nanogpt.mixin import Rebuilt
+from ddl.nanogpt.mixin import Rebuilt, derived
 from ddl.nn.adapters import active, forward_of
 from ddl.nn.checks import check_returned, require_exact_type
 from ddl.nn.convolution import Slot
@@ -308,12 +307,6 @@ class FinalNorm(Rebuilt):
         return super().forward(x, *args, **kwargs)  # type: ignore[misc]
 
 
-@cache
-def _made(mixin: Any, kind: Any) -> Any:
-    contents = {"__doc__": kind.__doc__, "made_of": (_made, mixin, kind)}
-    return type(kind.__name__, (mixin, kind), contents)
-
-
 def check_norm(norm: nn.Module) -> None:
     """Raise TypeError if a norm's forward was replaced: streams would not reach ours."""
     own = forward_of(norm)
@@ -329,6 +322,6 @@ def reading_norm(norm: nn.Module, mixin: type) -> None:
     if hook is not None:
         remove_hook_from_module(norm)  # which leaves the class's own forward in the module
     norm.__dict__.pop("forward", None)
-    norm.__class__ = _made(mixin, kind)
+    norm.__class__ = derived(kind, mixin)
     if hook is not None:
         add_hook_to_module(norm, hook)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +23,6 @@ PRE_NORM = (
     "x + F(norm(x)) twice, attention and MLP; post-norms, parallel sublayers and multipliers of "
     "the residual are not supported"
 )
-EXPECTED = ["norm reads", "returns", "returns", "adds"] * 2  # norm, sublayer, addition
 
 
 class Structure(NamedTuple):
@@ -40,9 +41,9 @@ class Structure(NamedTuple):
 def structure_of(model: Any) -> Structure:
     """Find the parts of a transformers decoder, and check that its layers are pre-norm.
 
-    The model runs twice on eight random tokens, in evaluation mode: as it is, and with a `Watched`
-    in place of the stream. Every layer must read it by two norms, each before one sublayer whose
-    output is what is added, and must return the sums that it returns as it is.
+    The model runs on eight random tokens, in evaluation mode. The modules of every layer must be
+    norm, sublayer, norm and sublayer, and the norms' inputs and the layer's output must be the sums
+    of its input and the sublayers' outputs.
 
     Raises:
         TypeError: `model` is no decoder of transformers. ValueError: a layer, which is named, is
@@ -53,71 +54,97 @@ def structure_of(model: Any) -> Structure:
     embedding = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(len(embedding), (1, TOKENS), generator=generator, device="cpu")
-    tokens = tokens.to(embedding.device)
-    log = _Log(".".join(part for part in ("model", name, layers_name) if part))
-    with torch.no_grad(), evaluating(model):
-        with _returned_by(layers) as plain:
-            decoder(input_ids=tokens, use_cache=False)
-        with _watching(decoder, layers, log), _returned_by(layers) as watched:
-            try:
-                decoder(input_ids=tokens, use_cache=False)
-            except Exception as error:  # a layer can do anything with its input
-                if not log.events:
-                    raise
-                raise log.refusal(-1, f"one that {error}") from error
-    for index, (before, after) in enumerate(zip(plain, watched, strict=True)):
-        norms = _norms_of(log, index)
-        if not isinstance(after, Watched) or not torch.allclose(after.x, before):
-            raise log.refusal(index, "one that returns something else")
-        if norms != _norms_of(log, 0):
-            raise log.refusal(index, f"one with the norms {norms}, after {_norms_of(log, 0)}")
-    if len(log.after) != 1:
-        got = f"{len(log.after)} modules that do"
+    with torch.no_grad(), evaluating(model), _watched(decoder, layers) as (passes, after):
+        decoder(input_ids=tokens.to(embedding.device), use_cache=False)
+    where = ".".join(part for part in ("model", name, layers_name) if part)
+    norms = {index: _norms_of(seen, f"{where}[{index}]") for index, seen in enumerate(passes)}
+    for index, names in norms.items():
+        if names != norms[0]:
+            raise _refusal(f"{where}[{index}]", f"one with the norms {names}, after {norms[0]}")
+    if len(after) != 1:
+        got = f"{len(after)} modules that do"
         raise ValueError(f"one norm must read what the last layer returns, got {got}")
-    return Structure(name, layers_name, _norms_of(log, 0), log.after[0])
+    return Structure(name, layers_name, norms[0], after[0])
 
 
-class Watched:
-    """A stream x (B, T, d), which only norms may read and to which sublayers may add."""
+@dataclass
+class _Pass:
+    """A pass through a layer, noted by hooks: its input and output, and the calls of its modules.
 
-    def __init__(self, x: Tensor, log: _Log) -> None:
-        self.x, self.log = x, log
-
-    def __add__(self, other: Any) -> Watched:
-        self.log.events[-1].append(("adds", "", other))
-        return Watched(self.x + other, self.log)
-
-    def to(self, *args: Any, **kwargs: Any) -> Watched:
-        """On another device, for a model whose layers are on several."""
-        return Watched(self.x.to(device_of(args, kwargs)), self.log)
-
-    def __getattr__(self, name: str) -> Any:
-        raise TypeError(f"uses its input otherwise (`{name}`)")
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if function not in ADD or len(args) != 2 or kwargs:
-            raise TypeError(f"uses its input otherwise ({getattr(function, '__name__', function)})")
-        return args[0] + args[1] if isinstance(args[0], Watched) else args[1] + args[0]
-
-
-class _Log:
-    """The events of a stream. name: of the list of layers.
-
-    events: of every layer, in order: a kind, the name of a module, and a tensor. after: the names
-    of modules that read the stream behind the last layer.
+    calls: the name of each module, dropouts left out, its first positional argument, its output.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.events: list[list[tuple[str, str, Any]]] = []
-        self.after: list[str] = []
+    x: Tensor | None = None
+    calls: list[tuple[str, Tensor | None, Tensor | None]] = field(default_factory=list)
+    output: Tensor | None = None
 
-    def refusal(self, index: int, got: str) -> ValueError:
-        index = len(self.events) - 1 if index < 0 else index
-        return ValueError(f"`{self.name}[{index}]` must be {PRE_NORM}: got {got}")
+    def enter(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        self.x = _copied(args or kwargs["hidden_states"])
+
+    def leave(self, layer: nn.Module, args: Any, output: Any) -> None:
+        self.output = _copied(output)
+
+    def called(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        """Note a call, and add 1 to its output: sublayers of a new model may return zeros."""
+        if not isinstance(module, nn.Dropout):
+            several = isinstance(output, tuple)
+            output = (output[0] + 1, *output[1:]) if several else output + 1
+            self.calls.append((name, _copied(args), _copied(output)))
+        return output
+
+
+def _norms_of(seen: _Pass, layer: str) -> tuple[str, str]:
+    """The names of a layer's norms; raises ValueError if it is built otherwise."""
+    if len(seen.calls) != 4:
+        names = ", ".join(name for name, _, _ in seen.calls)
+        raise _refusal(layer, f"one that calls {names}")
+    (first, before_first, _), (one, _, f), (second, before_second, _), (two, _, g) = seen.calls
+    x = seen.x
+    if not _same(before_first, x):
+        raise _refusal(layer, f"one whose input is not that of {first}")
+    for added, name, total in ((f, one, before_second), (g, two, seen.output)):
+        x = None if x is None or added is None else x.to(added.device) + added
+        if not _same(x, total):
+            raise _refusal(layer, f"one that does not add what {name} returns, and nothing else")
+    return first, second
+
+
+def _refusal(layer: str, got: str) -> ValueError:
+    return ValueError(f"`{layer}` must be {PRE_NORM}: got {got}")
+
+
+def _same(x: Tensor | None, y: Tensor | None) -> bool:
+    return x is not None and y is not None and torch.equal(x, y.to(x.device))
+
+
+@contextmanager
+def _watched(decoder: nn.Module, layers: nn.ModuleList) -> Iterator[tuple[list[_Pass], list[str]]]:
+    """Yield the passes through the layers, and the names of modules that read the last output."""
+    passes, after = [_Pass() for _ in layers], list[str]()
+    handles = []
+    for layer, seen in zip(layers, passes, strict=True):
+        handles.append(layer.register_forward_pre_hook(seen.enter, with_kwargs=True))
+        handles.append(layer.register_forward_hook(seen.leave))
+        for name, child in layer.named_children():
+            handles.append(child.register_forward_hook(partial(seen.called, name)))
+
+    def reads(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if _same(_copied(args), passes[-1].output):
+            after.append(name)
+
+    for name, child in decoder.named_children():
+        handles.append(child.register_forward_hook(partial(reads, name)))
+    try:
+        yield passes, after
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _copied(x: Any) -> Tensor | None:
+    """A copy of a tensor, or of the first of several; later operations may be in place."""
+    x = x[0] if isinstance(x, tuple) and x else x
+    return x.clone() if isinstance(x, Tensor) else None
 
 
 def _decoder_of(model: Any) -> tuple[str, nn.Module]:
@@ -146,64 +173,6 @@ def _layers_of(decoder: nn.Module, model: Any) -> tuple[str, nn.ModuleList]:
     return lists[0]
 
 
-@contextmanager
-def _returned_by(layers: nn.ModuleList) -> Iterator[list[Any]]:
-    """Yield a list that collects what the layers return."""
-    found: list[Any] = []
-    handles = [
-        layer.register_forward_hook(lambda layer, args, output: found.append(output))
-        for layer in layers
-    ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def _watching(decoder: nn.Module, layers: nn.ModuleList, log: _Log) -> Iterator[None]:
-    """Let the first layer get a Watched, and note what all of them do with it."""
-
-    def enter(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-        log.events.append([])
-        first = len(log.events) == 1
-        return exchanged(args, kwargs, lambda x: Watched(x, log)) if first else (args, kwargs)
-
-    def reads(name: str, note: Callable[[str], object]) -> Any:
-        def hook(module: nn.Module, args: Any) -> Any:
-            if not (args and isinstance(args[0], Watched)):
-                return args
-            note(name)
-            return (args[0].x, *args[1:])
-
-        return hook
-
-    def returns(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not isinstance(module, nn.Dropout):
-                log.events[-1].append(("returns", name, output))
-
-        return hook
-
-    def note(name: str) -> None:
-        log.events[-1].append(("norm reads", name, None))
-
-    handles = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in layers]
-    for layer in layers:
-        for name, child in layer.named_children():
-            handles.append(child.register_forward_pre_hook(reads(name, note)))
-            handles.append(child.register_forward_hook(returns(name)))
-    for name, child in decoder.named_children():
-        if child is not layers:
-            handles.append(child.register_forward_pre_hook(reads(name, log.after.append)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def device_of(args: Any, kwargs: Any) -> torch.device:
     """The device among the arguments of `to`; TypeError if there are others that matter."""
     given = {"device": args[0] if args else None, **kwargs}
@@ -219,17 +188,3 @@ def exchanged(args: Any, kwargs: Any, make: Callable[[Any], Any]) -> tuple[Any, 
     if args:
         return (make(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": make(kwargs["hidden_states"])}
-
-
-def _norms_of(log: _Log, index: int) -> tuple[str, str]:
-    """The names of a layer's norms; raises ValueError if it is built otherwise."""
-    events = log.events[index]
-    if [kind for kind, _, _ in events] != EXPECTED:
-        order = ", ".join(f"{name} {kind}".strip() for kind, name, _ in events)
-        raise log.refusal(index, f"one in which, in this order, {order}")
-    for at in (0, 4):
-        (_, norm, _), (_, first, _), (_, sublayer, output), (_, _, added) = events[at : at + 4]
-        output = output[0] if isinstance(output, tuple) else output
-        if norm != first or not (isinstance(added, Tensor) and torch.equal(output, added)):
-            raise log.refusal(index, f"one that adds something else than what {sublayer} returns")
-    return events[0][1], events[4][1]

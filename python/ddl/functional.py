@@ -300,7 +300,8 @@ def expand(
     Raises:
         ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
     """
-    check_count("value_channels", value_channels)
+    if type(value_channels) is not int:  # native code checks the integers
+        check_count("value_channels", value_channels)
     state, _ = expand_to(x, weight, value_channels, document_starts)
     return state
 
@@ -345,7 +346,7 @@ def read_with(
 
 def step(
     state: Tensor,
-    write: Write,
+    write: Write | None,
     parameters: ReadParameters,
     document_starts: Tensor | None = None,
     *,
@@ -355,9 +356,15 @@ def step(
 ) -> tuple[RewriteReadResult, Any]:
     """Return `rewrite_read` of the state, the step between two sublayers, and what it leaves.
 
+    write: None to read the state alone.
     chain: the rewrites that led to the state, so that not every one is stored for the backward;
     left is the chain for the next step, which gets the new state. pending: as in `read_with`.
     """
+    if write is None:
+        read, left = read_with(
+            state, parameters, document_starts, pending=pending, continues=continues
+        )
+        return RewriteReadResult(state, *read), left if continues else chain
     direction, value, gate, eps_k, erase = write
     *tensors, eps, scale, from_compressed, dtype = parameters
     anchor = links = None
@@ -370,10 +377,10 @@ def step(
         *(eps_k, ERASE.index(erase), eps, scale, from_compressed),
         *(dtype, anchor, pending, saves),
     )
-    result = RewriteReadResult(new_state, context, new_value, new_gate)
     # Plain PyTorch returns no statistics: every state is stored.
     if chain is not None and stats is not None:
         chain = chain.after(state, private.waited(write), stats)
+    result = RewriteReadResult(new_state, context, new_value, new_gate)
     return result, left if continues else chain
 
 

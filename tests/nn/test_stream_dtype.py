@@ -13,7 +13,7 @@ from ddl.errors import InputError
 from ddl.lab.config import GPTConfig
 from ddl.models import GPT, Cache
 from ddl.nn.history import History
-from ddl.nn.stream import as_stream
+from ddl.nn.trunk import as_stream
 from tests.support import nanogpt_standin
 from tests.support.helpers import randomise_
 

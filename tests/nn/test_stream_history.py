@@ -173,7 +173,7 @@ def test_a_history_resolves_the_parameters_once(monkeypatch):
     stream = make_stream({"value_channels": 2, "compress": "token"})
     calls = []
     resolved = stream.resolved
-    monkeypatch.setattr(stream, "resolved", lambda x: calls.append(1) or resolved(x))
+    monkeypatch.setattr(stream, "resolved", lambda *dtype: calls.append(1) or resolved(*dtype))
     history, x = History(), normal(2, 6, D)
     pieces = [stream(piece, history=history) for piece in x.split(1, dim=1)]
     assert len(calls) == 1

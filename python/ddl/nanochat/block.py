@@ -16,7 +16,7 @@ from ddl.nn.history import History
 from ddl.nn.linear import form_parameters
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
-from ddl.nn.trunk import opened, read_from, rewritten
+from ddl.nn.trunk import boundary, opened
 from ddl.ops.checks import autocast_dtype
 from ddl.results import ReadParameters, Write
 
@@ -82,11 +82,11 @@ class DeltaBlock(nn.Module):
                 history.begin(x.dtype)
             state = self._opened(x, history, "expand")
         read = self._read_parameters("attn", state)
-        reading: Sequence[Any] = read_from(state, read, slot=self._slot(history, "read_attn"))
+        (state, *reading), _ = boundary(state, None, read, slot=self._slot(history, "read_attn"))
         write = self._write("attn", state, reading, history, args, kwargs)
         read = self._read_parameters("mlp", state)
         slot = self._slot(history, "read_mlp")
-        (state, *reading), _ = rewritten(state, write, read, slot=slot)
+        (state, *reading), _ = boundary(state, write, read, slot=slot)
         write = self._write("mlp", state, reading, history, (), {})
         state = functional.write_to(state, write)
         if self.readout is None:
@@ -128,7 +128,8 @@ class DeltaBlock(nn.Module):
 
     def _read_out(self, state: Tensor, history: History | None, name: str) -> Tensor:
         """The raw final read, with which a pass ends; the history is committed."""
-        x = read_from(state, self._ends[1].raw(state), slot=self._slot(history, name)).context
+        slot = self._slot(history, name)
+        x = boundary(state, None, self._ends[1].raw(state), slot=slot)[0].context
         if history is not None:
             history.commit()
         return x

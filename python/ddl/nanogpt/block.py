@@ -12,7 +12,7 @@ from ddl.nn.checks import require_exact_type
 from ddl.nn.expand import Expand
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
-from ddl.nn.trunk import as_stream, first_chain, opened, read_from, rewritten
+from ddl.nn.trunk import as_stream, boundary, first_chain, opened
 from ddl.ops.checks import gate_dtype
 from ddl.options import StreamDtype
 from ddl.results import Chain, Write
@@ -106,7 +106,7 @@ class DeltaBlock(nn.Module):
             share = self.anneal.share(gate_dtype(state))
         if read.compress == "identity":
             return _Reading(state, state.squeeze(-1), None, share)
-        x = read_from(state, read.raw(state)).context
+        x = boundary(state, None, read.raw(state))[0].context
         chain = None
         if share is None:  # a chain cannot compute a state again that an addition changed
             chain = first_chain(state, self.anchor_every, self.sublayers)
@@ -142,5 +142,5 @@ def _advance(deferred: DeferredRewrite, read: Read) -> _Reading:
     if read.compress == "identity":  # X' is its own read: the fused operator would store it twice
         state = functional.write_to(state, write)
         return _Reading(state, state.squeeze(-1), None, share)
-    result, chain = rewritten(state, write, read.raw(state), chain=chain)
+    result, chain = boundary(state, write, read.raw(state), chain=chain)
     return _Reading(result.state, result.context, chain, share)

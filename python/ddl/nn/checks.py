@@ -8,7 +8,14 @@ from typing import Any, TypeVar
 from torch import Tensor, distributed, nn
 
 from ddl.ops import checks
-from ddl.ops.checks import check_dtype, check_is_plain, check_mask, check_shape, check_stored
+from ddl.ops.checks import (
+    STORED,
+    check_dtype,
+    check_is_plain,
+    check_mask,
+    check_shape,
+    check_stored,
+)
 from ddl.options import without_removed
 
 from .adapters import active, forward_of, is_offloaded
@@ -24,14 +31,16 @@ def check_stream(
     size: (hidden_size,) or (hidden_size, value_channels). over_time: also require a time axis.
     masks: by name, each a bool tensor (…,) with an entry for every token, or None.
     """
-    check_is_plain(name, stream)
+    if type(stream) is not Tensor:
+        check_is_plain(name, stream)
     if tuple(stream.shape[-len(size) :]) != size:
         expected = ", ".join(map(str, size))
         raise ValueError(f"`{name}` must have shape (…, {expected}), got {tuple(stream.shape)}")
     if over_time and stream.ndim == len(size):
         axes = ", ".join(("hidden_size", "value_channels")[: len(size)])
         raise ValueError(f"`{name}` must have shape (…, time, {axes}), got {tuple(stream.shape)}")
-    check_dtype(name, stream)
+    if stream.dtype not in STORED:
+        check_dtype(name, stream)
     for mask_name, mask in masks.items():
         if mask is not None:
             check_mask(mask_name, mask, stream.shape[: -len(size)], stream)

@@ -29,7 +29,7 @@ from .linear import form_parameters
 from .padding import without_padding
 from .read import Read, make_reads
 from .residual import DeltaResidual
-from .trunk import Call, as_stream, run
+from .trunk import Call, run
 
 __all__ = ["DeltaStream", "Expand", "Read"]
 
@@ -205,35 +205,24 @@ class DeltaStream(nn.Module):
         call = _checked_call(call, args, kwargs)
         masks = {"keep": keep, "document_starts": document_starts}
         check_stream("x", x, (self.hidden_size,), over_time=True, **masks)
-        if history is not None:
-            self._check_history(x, history, document_starts)
-        if keep is not None:
-            x = without_padding(x, keep)
-        x = as_stream(x, self.stream_dtype)
-        return run(self, x, call, history=history, keep=keep, starts=document_starts)
-
-    def _check_history(self, x: Tensor, history: History, document_starts: Tensor | None) -> None:
-        if x.ndim != 3:
+        if history is not None and x.ndim != 3:
             expected = f"shape (batch, time, {self.hidden_size}) with a history"
             raise ValueError(f"`x` must have {expected}, got {tuple(x.shape)}")
-        if torch.is_grad_enabled() and any(p.requires_grad for p in (x, *self.parameters())):
-            raise ValueError(
-                "`history` must be used under torch.no_grad() or torch.inference_mode(), got a "
-                "forward pass with gradients"
-            )
-        if history.crops and document_starts is not None:
-            raise ValueError(
-                "`history` must be one with crops=0 for `document_starts`, got "
-                f"crops={history.crops}: a crop does not know where documents start"
-            )
+        dtype = autocast_dtype(x)
+        if keep is not None:
+            x = without_padding(x, keep)
+        if self.stream_dtype is not None and dtype is not None:
+            x = x.to(getattr(torch, self.stream_dtype))
+        return run(self, x, call, dtype, history=history, keep=keep, starts=document_starts)
 
-    def resolved(self, x: Tensor) -> tuple[list[ReadParameters], list[DeltaResidual]]:
+    def resolved(
+        self, dtype: torch.dtype | None = None
+    ) -> tuple[list[ReadParameters], list[DeltaResidual]]:
         """The parameters of every read, the final one's last, and the residuals.
 
-        x: embeddings, for whose device and dtype autocast is looked up. A weight that reads share
-        is computed once.
+        dtype: of the contexts; None for the states'. A weight that reads share is computed once.
         """
-        dtype, weights = autocast_dtype(x), {}
+        weights: dict[int, Tensor | None] = {}
         reads, residuals = [], []
         for index, (read, residual) in enumerate(zip(self.reads, self.residuals, strict=True)):
             read = require_exact_type(f"reads[{index}]", read, Read)

@@ -17,7 +17,7 @@ from ddl.nn.expand import Expand
 from ddl.nn.history import History
 from ddl.nn.padding import without_padding
 from ddl.nn.read import Read
-from ddl.nn.trunk import as_stream, first_chain, opened, read_from
+from ddl.nn.trunk import as_stream, boundary, first_chain, opened
 from ddl.ops.checks import gate_dtype
 from ddl.options import StreamDtype
 from ddl.results import Chain
@@ -152,7 +152,8 @@ class Entry:
                 "`output_hidden_states` must be false with a cache if reads take several tokens, "
                 "got true"
             )
-        return read_from(found.tensor(), parameters, found.within.document_starts).context
+        result, _ = boundary(found.tensor(), None, parameters, found.within.document_starts)
+        return result.context
 
 
 def tokens_of(given: dict[str, Any]) -> Tokens:

@@ -23,7 +23,7 @@ from ddl.nn.linear import form_parameters
 from ddl.nn.padding import without_padding
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
-from ddl.nn.trunk import read_from, rewritten
+from ddl.nn.trunk import boundary
 from ddl.ops.private import register_tensors_of
 from ddl.results import Chain, Write
 
@@ -204,9 +204,7 @@ class Stream:
         if read.compress == "identity":  # X is its own read, which a fused pass would store twice
             return self.tensor().squeeze(-1)
         parameters, starts = read.raw(self.state), self.within.document_starts
-        if self.write is None:
-            return read_from(self.state, parameters, starts, slot).context
-        result, self.chain = rewritten(
+        result, self.chain = boundary(
             self.state, self.write, parameters, starts, chain=self.chain, slot=slot
         )
         self.state, self.write, self.parts = result.state, None, Parts(self)

@@ -21,7 +21,7 @@ from ddl.nn.history import History
 from ddl.nn.linear import form_parameters
 from ddl.nn.padding import without_padding
 from ddl.nn.read import Read, make_reads
-from ddl.nn.trunk import read_from
+from ddl.nn.trunk import boundary
 from ddl.ops.checks import autocast_dtype
 from ddl.results import ReadParameters
 
@@ -102,7 +102,9 @@ class ConvolvedStream(AddingStream):
 
         def read(index: int, x: Tensor) -> Tensor:
             slot = Slot(history, f"reads.{index}")
-            return read_from(x.unsqueeze(-1), parameters[index], document_starts, slot).context
+            state = x.unsqueeze(-1)
+            result, _ = boundary(state, None, parameters[index], document_starts, slot=slot)
+            return result.context
 
         return read
 

@@ -214,15 +214,22 @@ class DeltaResidual(Branches):
             TypeError: a dtype does not fit, an argument is not a tensor, `gate` or `value` is
                 wrapped.
         """
-        self._check(x, sublayer_out, context, compressed, document_starts)
-        state = x.unsqueeze(-1) if self.value_channels == 1 else x
-        value, gate = self.value_and_gate(context, compressed)
-        write = self.write(
-            state, sublayer_out, context, value, gate, document_starts=document_starts
-        )
-        if self.hooks or self.branch_scale != 1:
-            write = self.hooked(state, write)
-        new_state = functional.write_to(state, write)
+        # What has no effect, or is missing, no operator refuses.
+        given = compressed is not None or document_starts is not None
+        if given or self.value_from == "compressed":
+            self._check(x, sublayer_out, context, compressed, document_starts)
+        try:
+            state = x.unsqueeze(-1) if self.value_channels == 1 else x
+            value, gate = self.value_and_gate(context, compressed)
+            write = self.write(
+                state, sublayer_out, context, value, gate, document_starts=document_starts
+            )
+            if self.hooks or self.branch_scale != 1:
+                write = self.hooked(state, write)
+            new_state = functional.write_to(state, write)
+        except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):
+            self._check(x, sublayer_out, context, compressed, document_starts)
+            raise
         return new_state.squeeze(-1) if self.value_channels == 1 else new_state
 
     # --- the options that no parameter shows, in the state dict's metadata ------------------------
@@ -282,7 +289,7 @@ class DeltaResidual(Branches):
         compressed: Tensor | None,
         document_starts: Tensor | None,
     ) -> None:
-        """Check here, because the operator's errors would name other arguments than `forward`'s."""
+        """Raise what is wrong with an argument, by the names that `forward` has for them."""
         d, m = self.hidden_size, self.value_channels
         size = (d,) if m == 1 else (d, m)
         over_time, starts = self.gate_from == "convolved", document_starts

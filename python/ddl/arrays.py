@@ -40,7 +40,6 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
-_Operator = Callable[..., Any]
 _READ = ("context", "new_value", "new_gate")
 
 
@@ -54,7 +53,7 @@ def rewrite(
     erase: options.Erase = "tied",
 ) -> Array:
     """Return X' (…, d, m), the rewritten state."""
-    return _call(rewrite, locals())["new_state"]
+    return _call("rewrite", locals())["new_state"]
 
 
 def rewrite_vjp(*arguments: Any, **named: Any) -> dict[str, Any]:
@@ -78,7 +77,7 @@ def read(
     document_starts: Array | None = None,
 ) -> ReadResult:
     """Return the context, value and gate. context_dtype: what `np.dtype` takes."""
-    return ReadResult(*map(_call(read, locals()).get, _READ))
+    return ReadResult(*map(_call("read", locals()).get, _READ))
 
 
 def read_vjp(*arguments: Any, **named: Any) -> dict[str, Any]:
@@ -107,7 +106,7 @@ def rewrite_read(
     document_starts: Array | None = None,
 ) -> RewriteReadResult:
     """Return X', and the context, value and gate that `read` computes from it."""
-    return RewriteReadResult(*map(_call(rewrite_read, locals()).get, ("new_state", *_READ)))
+    return RewriteReadResult(*map(_call("rewrite_read", locals()).get, ("new_state", *_READ)))
 
 
 def rewrite_read_vjp(*arguments: Any, **named: Any) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def expand(
     document_starts: Array | None = None,
 ) -> Array:
     """Return the state X (…, d, m) with m value channels."""
-    return _call(expand, locals())["state"]
+    return _call("expand", locals())["state"]
 
 
 def expand_vjp(*arguments: Any, **named: Any) -> dict[str, Any]:
@@ -143,7 +142,7 @@ def delta_rule(
     document_starts: Array | None = None,
 ) -> DeltaRuleResult:
     """Return y (B, T, H, V) and the final state (B, H, K, V)."""
-    return DeltaRuleResult(*_call(delta_rule, locals()).values())
+    return DeltaRuleResult(*_call("delta_rule", locals()).values())
 
 
 def delta_rule_vjp(*arguments: Any, **named: Any) -> dict[str, Any]:
@@ -157,23 +156,26 @@ _GATES = {"value", "gate", "beta", "g", "initial_state"}
 _WITHOUT_GRADIENT = {*_LEAST, *_CHOICES, "value_channels", "context_dtype", "document_starts"}
 
 
-def _call(operator: _Operator, given: dict[str, Any], vjp: bool = False) -> Any:
-    """Check the arguments, run the operator, and return the dict of native code's results."""
+def _call(operator: str, given: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """Check the arguments, run the operator, and return its results by name."""
     double = getattr(next(iter(given.values())), "dtype", None) == np.float64
-    arguments = {name: _checked(name, value, double) for name, value in given.items()}
+    arguments = {name: _checked(name, value, double) for name, value in given.items()} | others
+    arguments["erase"] = int(arguments.get("erase") == "none")
+    arguments["value_from_compressed"] = arguments.get("value_from") == "compressed"
     threads = getattr(sys.modules.get("torch"), "get_num_threads", lambda: None)()
     try:
-        return _native.on_arrays(operator.__name__, vjp, arguments, threads)
+        return _native.on_arrays(operator, arguments, threads)
     except TypeError as error:
         raise TypeError(str(error).replace("torch.", "")) from None
 
 
-def _vjp(operator: _Operator, arguments: Any, named: Any, *results: str) -> dict[str, Any]:
+def _vjp(operator: Callable[..., Any], arguments: Any, named: Any, *results: str) -> dict[str, Any]:
     """Return the gradients of an operator's arrays from those of its results."""
-    gradients = {f"grad_{name}": named.pop(f"grad_{name}", None) for name in results}
+    grads = {f"grad_{name}": named.pop(f"grad_{name}", None) for name in results}
     bound = inspect.signature(operator).bind(*arguments, **named)
     bound.apply_defaults()
-    found = _call(operator, bound.arguments | gradients, vjp=True)
+    name, given = operator.__name__, bound.arguments | grads
+    found = _call(f"{name}_backward", given, wanted=-1, **_call(name, given, saves=True))
     return {
         name: None if x is None else found[f"grad_{name}"].astype(x.dtype, copy=False)
         for name, x in bound.arguments.items()

@@ -34,7 +34,7 @@ pub trait Allocate {
         }
     }
 
-    /// Allocates two outputs, of which either may be left out; torch's dispatcher gets them as one.
+    /// Allocates two outputs, of which either may be left out.
     fn joined(
         &mut self,
         _name: &'static str,
@@ -43,6 +43,30 @@ pub trait Allocate {
         beside: &Tensor,
     ) -> Result<[Option<Tensor>; 2]> {
         self.separate(parts, dtype, beside)
+    }
+
+    /// Allocates one output with two parts, one after the other.
+    #[cfg(feature = "torch")]
+    fn one_of_two(
+        &mut self,
+        name: &'static str,
+        parts: [Part; 2],
+        dtype: Dtype,
+        beside: &Tensor,
+    ) -> Result<[Option<Tensor>; 2]> {
+        if parts.iter().all(|(_, shape)| shape.is_none()) {
+            self.absent_output()?;
+            return Ok([None, None]);
+        }
+        let len = |shape: &Option<Vec<usize>>| shape.as_ref().map_or(0, |shape| shape.iter().product());
+        let (first, second): (usize, usize) = (len(&parts[0].1), len(&parts[1].1));
+        let both = self.output(name, &[first + second], dtype, beside)?;
+        let mut begin = 0;
+        Ok(parts.map(|(name, shape)| {
+            let part = shape.map(|shape| both.part(name, begin, shape));
+            begin = first;
+            part
+        }))
     }
 
     /// Allocates two outputs, each by itself.

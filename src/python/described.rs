@@ -6,9 +6,9 @@ use pyo3::types::PyList;
 
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Dtype, Tensor, dtypes_of};
-use crate::torch::dispatch::OPERATORS;
+use crate::torch::dispatch::{Entry, OPERATORS};
 use crate::torch::run::Run;
-use crate::torch::source::{Overwritten, Source, nothing};
+use crate::torch::source::{Overwritten, Source, placeholder};
 
 /// Raises what the operator would refuse these arguments with. A tensor among them is described by (shape, dtype as in
 /// "float32", device as in "cuda:0"); all others are as in the call.
@@ -20,11 +20,15 @@ pub fn check(operator: &str, arguments: &Bound<'_, PyList>) -> PyResult<()> {
     }
 }
 
+/// Returns the operator of this name.
+pub fn operator_named(name: &str) -> PyResult<&'static Entry> {
+    let refusal = || PyValueError::new_err(format!("`operator` must be one of ddl's, got {name:?}"));
+    OPERATORS.iter().find(|known| known.name == name).ok_or_else(refusal)
+}
+
 /// Runs an operator with described arguments, on tensors without memory.
 pub fn run_described(operator: &str, arguments: &Bound<'_, PyList>, mut run: Run) -> PyResult<Result<()>> {
-    let Some(operator) = OPERATORS.iter().find(|known| known.name == operator) else {
-        return Err(PyValueError::new_err(format!("`operator` must be one of ddl's, got {operator:?}")));
-    };
+    let operator = operator_named(operator)?;
     let arguments = arguments.iter().collect();
     let mut source = Described { arguments, next: 0, failed: None, refused: None };
     let done = (operator.run)(&mut source, &mut run);
@@ -49,21 +53,21 @@ impl<'py> Described<'py> {
 
     /// Makes a tensor of its description.
     fn described(&mut self, name: &'static str, description: &Bound<'_, PyAny>) -> Tensor {
-        let (shape, dtype, place): (Vec<usize>, String, Place) = match description.extract() {
+        let (shape, dtype, location): (Vec<usize>, String, Location) = match description.extract() {
             Ok(description) => description,
             Err(failure) => {
                 self.failed.get_or_insert(failure);
-                return nothing(name);
+                return placeholder(name);
             }
         };
         let Some(dtype) = dtype_named(&dtype) else {
             let (expected, got) = (dtypes_of(name), format!("torch.{dtype}"));
             self.refused.get_or_insert(Error::Dtype { name, expected, got });
-            return nothing(name);
+            return placeholder(name);
         };
-        match place {
-            Place::Address(address) => Tensor::fake(name, shape, dtype, address),
-            Place::Device(device) => Tensor::described(name, shape, dtype, device_named(device)),
+        match location {
+            Location::Address(address) => Tensor::fake(name, shape, dtype, address),
+            Location::Device(device) => Tensor::described(name, shape, dtype, device_named(device)),
         }
     }
 
@@ -79,7 +83,7 @@ impl<'py> Described<'py> {
 
 /// Where a described tensor would lie.
 #[derive(FromPyObject)]
-enum Place {
+enum Location {
     /// on a GPU, so many bytes from an aligned address
     Address(usize),
     /// on this device
@@ -94,7 +98,8 @@ fn device_named(name: String) -> Device {
     }
 }
 
-fn dtype_named(name: &str) -> Option<Dtype> {
+/// Returns the dtype of a name such as "float32".
+pub fn dtype_named(name: &str) -> Option<Dtype> {
     Dtype::ALL.into_iter().find(|dtype| dtype.name().strip_prefix("torch.") == Some(name))
 }
 
@@ -103,7 +108,7 @@ impl Source for Described<'_> {
         self.optional_tensor(name).unwrap_or_else(|| {
             self.failed
                 .get_or_insert_with(|| PyValueError::new_err(format!("`{name}` must be a tensor, got None")));
-            nothing(name)
+            placeholder(name)
         })
     }
 

@@ -14,7 +14,7 @@
 //!   Rust refuses to read them.
 //! - Outputs are allocated for this one call, so they are writable and overlap nothing. A caller may pass one of its
 //!   own: a state's gradient, to be overwritten. It has one view, and is refused if it overlaps another tensor that is
-//!   loaded ([`Tensor::expect_apart`]).
+//!   loaded ([`Tensor::expect_disjoint`]).
 //! - Two threads never store the same row: the callers in `cpu/` give every row to exactly one partition.
 //! - Only the user's own threads could write the inputs meanwhile. Such a data race is undefined behaviour, as it is
 //!   for every torch operator.
@@ -210,7 +210,7 @@ impl Tensor {
 
     /// Fails if the tensor shares memory with `other`.
     #[cfg(feature = "torch")]
-    pub fn expect_apart(&self, other: &Tensor) -> Result<()> {
+    pub fn expect_disjoint(&self, other: &Tensor) -> Result<()> {
         let end = |tensor: &Tensor| tensor.address() + (tensor.len() * tensor.dtype.size()) as u64;
         if self.address() >= end(other) || other.address() >= end(self) {
             return Ok(());

@@ -6,14 +6,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::dispatcher::{Kernel, Word, dispatcher, find};
 use super::operators;
-use super::run::Run;
+use super::run::{Caller, Run};
 use super::shims::shims;
 use super::source::{Listing, Source};
 use super::stack::Stack;
 use crate::error::{Error, Result};
 
 /// Takes an operator's arguments and runs it.
-type Operator = fn(&mut dyn Source, &mut Run) -> Result<()>;
+type Operator = fn(&mut dyn Source, &mut dyn Caller) -> Result<()>;
 
 /// An operator as torch and Python see it.
 pub struct Entry {

@@ -4,13 +4,13 @@
 
 use half::{bf16, f16};
 
-use super::run::{Place, Run};
+use super::run::{Caller, Target};
 #[cfg(feature = "python")]
 use crate::delta_rule;
 use crate::error::Result;
-use crate::problem::{Allocate, Expand, Gradients, Incoming, Outputs, RewriteRead, Saved};
 #[cfg(feature = "python")]
 use crate::problem::{DeltaRule, SavedOverTime};
+use crate::problem::{Expand, Gradients, Incoming, Outputs, RewriteRead, Saved};
 use crate::tensor::{Dtype, Tensor};
 use crate::{cpu, cuda};
 
@@ -38,15 +38,12 @@ macro_rules! of_dtype {
         }
     };
 }
-#[cfg(feature = "python")]
-pub(crate) use of_dtype;
-
 /// Computes the outputs and what the backward needs, or a step of a sequence in pieces.
-pub fn forward(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<Outputs> {
+pub fn forward(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut dyn Caller) -> Result<Outputs> {
     let mut outputs = Outputs::new(problem, context_dtype, run)?;
-    match run.place(&problem.state)? {
-        Place::Gpu(gpu) => cuda::rewrite_read::forward(problem, &outputs, &gpu.call()),
-        Place::Cpu { threads } => of_dtype!(problem.state.dtype, T => {
+    match run.target(&problem.state)? {
+        Target::Gpu(gpu) => cuda::rewrite_read::forward(problem, &outputs, &gpu.call()),
+        Target::Cpu { threads } => of_dtype!(problem.state.dtype, T => {
             cpu::rewrite_read::forward::<T>(problem, &mut outputs, threads)
         }),
     }?;
@@ -60,7 +57,7 @@ pub fn backward(
     saved: &Saved,
     wanted: i64,
     overwritten: Option<Tensor>,
-    run: &mut Run,
+    run: &mut dyn Caller,
 ) -> Result<Gradients> {
     saved.check_saved(problem)?;
     incoming.check(problem)?;
@@ -68,9 +65,9 @@ pub fn backward(
     if gradients.in_place {
         check_overwritten(problem, saved, incoming, &gradients)?;
     }
-    match run.place(&problem.state)? {
-        Place::Gpu(gpu) => cuda::rewrite_read::backward(problem, saved, incoming, &gradients, &gpu.call()),
-        Place::Cpu { threads } => of_dtype!(problem.state.dtype, T => {
+    match run.target(&problem.state)? {
+        Target::Gpu(gpu) => cuda::rewrite_read::backward(problem, saved, incoming, &gradients, &gpu.call()),
+        Target::Cpu { threads } => of_dtype!(problem.state.dtype, T => {
             cpu::rewrite_read::backward::<T>(problem, saved, incoming, &mut gradients, threads)
         }),
     }?;
@@ -92,18 +89,18 @@ fn check_overwritten(
     let rewrites = problem.rewrite.iter().chain(problem.chain.iter().map(|link| &link.write));
     let rows = saved.into_iter().chain(grads).flatten().chain(problem.chain.iter().map(|link| &link.stats));
     let rows = rows.chain(rewrites.flat_map(|write| write.tensors())).chain([&problem.state]);
-    rows.chain(&problem.document_starts).try_for_each(|row| to.expect_apart(row))
+    rows.chain(&problem.document_starts).try_for_each(|row| to.expect_disjoint(row))
 }
 
 /// Computes the state and, if `in_pieces`, what its tokens leave for the next.
-pub fn expand(problem: &Expand, in_pieces: bool, run: &mut Run) -> Result<()> {
+pub fn expand(problem: &Expand, in_pieces: bool, run: &mut dyn Caller) -> Result<()> {
     let x = &problem.x;
     let mut state = run.output("state", &problem.state_shape(), x.dtype, x)?;
     let before = problem.before_shape().filter(|_| in_pieces);
     let mut new_before = run.optional_output("new_before", before.as_deref(), x.dtype, x)?;
-    match run.place(x)? {
-        Place::Gpu(gpu) => cuda::expand::forward(problem, &state, &new_before, &gpu.call()),
-        Place::Cpu { threads } => of_dtype!(x.dtype, T => {
+    match run.target(x)? {
+        Target::Gpu(gpu) => cuda::expand::forward(problem, &state, &new_before, &gpu.call()),
+        Target::Cpu { threads } => of_dtype!(x.dtype, T => {
             cpu::expand::forward::<T>(problem, &mut state, threads)
                 .and_then(|()| cpu::expand::leave::<<T as cpu::state::Stored>::Accum>(problem, &mut new_before))
         })
@@ -112,16 +109,21 @@ pub fn expand(problem: &Expand, in_pieces: bool, run: &mut Run) -> Result<()> {
 }
 
 /// Computes the gradients of x and, if bit 1 of `wanted` is set, of the weight.
-pub fn expand_backward(problem: &Expand, grad_state: &Tensor, wanted: i64, run: &mut Run) -> Result<()> {
+pub fn expand_backward(
+    problem: &Expand,
+    grad_state: &Tensor,
+    wanted: i64,
+    run: &mut dyn Caller,
+) -> Result<()> {
     problem.check_gradient(grad_state)?;
     let mut grad_x = run.output_like("grad_x", &problem.x)?;
     let mut grad_weight = match &problem.weight {
         Some(weight) if wanted >> 1 & 1 == 1 => Some(run.output_like("grad_weight", weight)?),
         _ => run.absent_output()?,
     };
-    match run.place(&problem.x)? {
-        Place::Gpu(gpu) => cuda::expand::backward(problem, grad_state, &grad_x, &grad_weight, &gpu.call()),
-        Place::Cpu { threads } => of_dtype!(problem.x.dtype, T => {
+    match run.target(&problem.x)? {
+        Target::Gpu(gpu) => cuda::expand::backward(problem, grad_state, &grad_x, &grad_weight, &gpu.call()),
+        Target::Cpu { threads } => of_dtype!(problem.x.dtype, T => {
             cpu::expand::backward::<T>(problem, grad_state, &mut grad_x, &mut grad_weight, threads)
         })
         .map_err(|short| short.in_operator("expand")),
@@ -130,7 +132,7 @@ pub fn expand_backward(problem: &Expand, grad_state: &Tensor, wanted: i64, run: 
 
 /// Computes y and the final state and, if it `saves`, what the backward needs. On CPUs alone.
 #[cfg(feature = "python")]
-pub fn delta_rule(problem: &DeltaRule, saves: bool, run: &mut Run) -> Result<()> {
+pub fn delta_rule(problem: &DeltaRule, saves: bool, run: &mut dyn Caller) -> Result<()> {
     let (small, beside) = (problem.small(), &problem.q);
     let y = run.output("y", &problem.y_shape(), problem.v.dtype, beside)?;
     let final_state = run.output("final_state", &problem.state_shape(), small, beside)?;
@@ -158,7 +160,7 @@ pub fn delta_rule_backward(
     problem: &DeltaRule,
     saved: &SavedOverTime,
     wanted: i64,
-    run: &mut Run,
+    run: &mut dyn Caller,
 ) -> Result<()> {
     problem.check_saved(saved, delta_rule::chunks(problem.sizes))?;
     let mut gradients = delta_rule::backward::Gradients {

@@ -1,12 +1,12 @@
 //! The operators of the library `ddl`, without their autograd: each takes its arguments, in the order of the schema in
 //! python/ddl/ops/declarations.py, and runs. All arguments are taken before the first is judged (see [`Source`]).
-//! The outputs reach torch through [`Run`], which owns them; the views that `forward` returns are not needed here.
+//! The outputs reach torch through the [`Caller`], which owns them; the views that `forward` returns are not needed here.
 //!
 //! A forward that `saves` returns what its backward needs. One that does not is a step of a sequence in pieces: it
 //! takes what earlier tokens left, and returns what these leave for the next.
 
 use super::execute::{self, backward, forward};
-use super::run::Run;
+use super::run::Caller;
 use super::source::{Overwritten, Source};
 use crate::error::{Error, Result};
 use crate::problem::{DeltaRule, Expand, Given, Incoming, Link, RewriteRead, Saved, SavedOverTime, Write};
@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 
 // --- forward --------------------------------------------------------------------------------------
 
-pub fn rewrite(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+pub fn rewrite(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
     let (state, write) = (from.tensor("state"), from.write());
     let (eps_k, erase) = (from.float("eps_k"), from.erase());
     let saves = from.boolean("saves");
@@ -24,7 +24,7 @@ pub fn rewrite(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     forward(&problem.that_saves(saves, None)?, None, run).map(drop)
 }
 
-pub fn read(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+pub fn read(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
     let (state, mut read) = (from.tensor("state"), from.read());
     let document_starts = from.optional_tensor("document_starts");
     from.numbers_of(&mut read);
@@ -36,7 +36,7 @@ pub fn read(from: &mut dyn Source, run: &mut Run) -> Result<()> {
 }
 
 /// The anchor and the chain are for the backward alone, which gets them as `state` and `chain`.
-pub fn rewrite_read(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+pub fn rewrite_read(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
     let (state, write, mut read) = (from.tensor("state"), from.write(), from.read());
     let (document_starts, chain) = (from.optional_tensor("document_starts"), from.optional_tensors("chain"));
     let (eps_k, erase) = (from.float("eps_k"), from.erase());
@@ -55,7 +55,7 @@ pub fn rewrite_read(from: &mut dyn Source, run: &mut Run) -> Result<()> {
 
 // --- backward -------------------------------------------------------------------------------------
 
-pub fn rewrite_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+pub fn rewrite_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
     let incoming = Incoming { grad_new_state: Some(from.tensor("grad_new_state")), ..Incoming::default() };
     let (state, write) = (from.tensor("state"), from.write());
     let (eps_k, erase) = (from.float("eps_k"), from.erase());
@@ -66,7 +66,7 @@ pub fn rewrite_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     backward(&problem, &incoming, &saved, wanted, None, run).map(drop)
 }
 
-pub fn read_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+pub fn read_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
     let incoming = from.gradients_of_read();
     let (state, mut read) = (from.tensor("state"), from.read());
     let document_starts = from.optional_tensor("document_starts");
@@ -79,14 +79,14 @@ pub fn read_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     backward(&problem, &incoming, &saved, wanted, None, run).map(drop)
 }
 
-pub fn rewrite_read_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+pub fn rewrite_read_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
     let grad_new_state = from.optional_tensor("grad_new_state");
     backward_of_both(grad_new_state, None, from, run)
 }
 
 /// Compiled graphs know when the gradient of X' is not needed again. Registered for the CPU alone: a GPU stores
 /// without loading the cache line first, so overwriting would save it no traffic.
-pub fn overwriting_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+pub fn overwriting_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
     let Overwritten { tensor, copy } = from.overwritten_tensor("grad_new_state");
     backward_of_both(None, Some(tensor), from, run)?;
     Overwritten::copy_back(copy)
@@ -96,7 +96,7 @@ fn backward_of_both(
     grad_new_state: Option<Tensor>,
     overwritten: Option<Tensor>,
     from: &mut dyn Source,
-    run: &mut Run,
+    run: &mut dyn Caller,
 ) -> Result<()> {
     let incoming = Incoming { grad_new_state, ..from.gradients_of_read() };
     let (state, write, mut read) = (from.tensor("state"), from.write(), from.read());
@@ -153,7 +153,7 @@ fn links(chain: Vec<Tensor>, problem: &RewriteRead) -> Result<Vec<Link>> {
 
 // --- expand ---------------------------------------------------------------------------------------
 
-pub fn expand(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+pub fn expand(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
     let (x, weight) = (from.tensor("x"), from.optional_tensor("weight"));
     let document_starts = from.optional_tensor("document_starts");
     let value_channels = from.integer("value_channels");
@@ -169,7 +169,7 @@ pub fn expand(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     execute::expand(&problem.with_before(before)?, true, run)
 }
 
-pub fn expand_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+pub fn expand_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
     let (grad_state, x, weight) =
         (from.tensor("grad_state"), from.tensor("x"), from.optional_tensor("weight"));
     let document_starts = from.optional_tensor("document_starts");
@@ -181,7 +181,7 @@ pub fn expand_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
 
 // --- over time ------------------------------------------------------------------------------------
 
-pub fn delta_rule(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+pub fn delta_rule(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
     let given = Given {
         q: from.tensor("q"),
         k: from.tensor("k"),
@@ -197,7 +197,7 @@ pub fn delta_rule(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     execute::delta_rule(&DeltaRule::new(given)?, saves, run)
 }
 
-pub fn delta_rule_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
+pub fn delta_rule_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
     let [grad_y, grad_final_state] = ["grad_y", "grad_final_state"].map(|name| from.optional_tensor(name));
     let [q, k, v, beta] = ["q", "k", "v", "beta"].map(|name| from.tensor(name));
     let [g, initial_state, document_starts] =

@@ -11,7 +11,24 @@ use crate::error::{Error, Result};
 use crate::problem::{Allocate, Part};
 use crate::tensor::{Device, Dtype, Tensor};
 
-/// What is done with a call.
+/// The caller of an operator, which allocates its outputs and says where it runs.
+pub trait Caller: Allocate {
+    /// Returns where the operator runs: where `tensor` is.
+    fn target<'a>(&self, tensor: &'a Tensor) -> Result<Target<'a>>;
+
+    /// Returns the threads of an operator that runs on CPUs alone; fails if `tensor` is elsewhere.
+    fn threads(&self, tensor: &Tensor) -> Result<usize> {
+        match self.target(tensor)? {
+            Target::Cpu { threads } => Ok(threads),
+            Target::Gpu(_) => {
+                let (expected, got) = (Device::Cpu.to_string(), tensor.device.to_string());
+                Err(Error::Device { name: tensor.name, expected, got })
+            }
+        }
+    }
+}
+
+/// What is done with a call from torch.
 #[derive(Default)]
 enum Purpose {
     #[default]
@@ -24,7 +41,7 @@ enum Purpose {
     Check,
 }
 
-/// A call in progress.
+/// A call from torch.
 #[derive(Default)]
 pub struct Run {
     purpose: Purpose,
@@ -60,9 +77,11 @@ impl Run {
     pub fn into_outputs(self) -> Vec<Owned> {
         self.outputs
     }
+}
 
-    /// Returns where the operator runs: where `tensor` is. A listing is made by its own device.
-    pub fn place<'a>(&self, tensor: &'a Tensor) -> Result<Place<'a>> {
+impl Caller for Run {
+    /// A listing is made by its own device.
+    fn target<'a>(&self, tensor: &'a Tensor) -> Result<Target<'a>> {
         let (device, stream, tensors_on) = match &self.purpose {
             #[cfg(feature = "python")]
             Purpose::Check => return Err(Error::Checked),
@@ -70,30 +89,15 @@ impl Run {
             Purpose::List(device) => (device.clone(), 0, None),
             Purpose::Run => match device_of(tensor)? {
                 Some((device, stream)) => (device, stream, Some(&tensor.device)),
-                None => return Ok(Place::Cpu { threads: shims().threads() }),
+                None => return Ok(Target::Cpu { threads: shims().threads() }),
             },
         };
-        Ok(Place::Gpu(Gpu { device, stream, memory: Scratch { tensors_on, held: RefCell::default() } }))
-    }
-}
-
-impl Run {
-    /// Returns the threads of an operator that runs on CPUs alone; fails if `tensor` is elsewhere.
-    #[cfg(feature = "python")]
-    pub fn threads(&self, tensor: &Tensor) -> Result<usize> {
-        match (&self.purpose, &tensor.device) {
-            (Purpose::Check, _) => Err(Error::Checked),
-            (Purpose::Run, Device::Cpu) => Ok(shims().threads()),
-            (_, device) => {
-                let (expected, got) = (Device::Cpu.to_string(), device.to_string());
-                Err(Error::Device { name: tensor.name, expected, got })
-            }
-        }
+        Ok(Target::Gpu(Gpu { device, stream, memory: Scratch { tensors_on, held: RefCell::default() } }))
     }
 }
 
 /// Where an operator runs.
-pub enum Place<'a> {
+pub enum Target<'a> {
     Cpu { threads: usize },
     Gpu(Gpu<'a>),
 }
@@ -143,22 +147,11 @@ impl Allocate for Run {
         dtype: Dtype,
         beside: &Tensor,
     ) -> Result<[Option<Tensor>; 2]> {
-        if !self.joins {
-            return self.separate(parts, dtype, beside);
+        if self.joins {
+            self.one_of_two(name, parts, dtype, beside)
+        } else {
+            self.separate(parts, dtype, beside)
         }
-        let len = |shape: &Option<Vec<usize>>| shape.as_ref().map_or(0, |shape| shape.iter().product());
-        let (first, second): (usize, usize) = (len(&parts[0].1), len(&parts[1].1));
-        if parts.iter().all(|(_, shape)| shape.is_none()) {
-            self.absent_output()?;
-            return Ok([None, None]);
-        }
-        let both = self.output(name, &[first + second], dtype, beside)?;
-        let mut begin = 0;
-        Ok(parts.map(|(name, shape)| {
-            let part = shape.map(|shape| both.part(name, begin, shape));
-            begin = first;
-            part
-        }))
     }
 }
 

@@ -93,7 +93,7 @@ impl Overwritten {
 }
 
 /// An empty tensor in place of one that is refused.
-pub fn nothing(name: &'static str) -> Tensor {
+pub fn placeholder(name: &'static str) -> Tensor {
     Tensor::fake(name, vec![0], Dtype::F32, 0)
 }
 
@@ -110,7 +110,7 @@ impl Listing {
 
 impl Source for Listing {
     fn tensor(&mut self, name: &'static str) -> Tensor {
-        self.add("Tensor", name, nothing(name))
+        self.add("Tensor", name, placeholder(name))
     }
 
     fn optional_tensor(&mut self, name: &'static str) -> Option<Tensor> {
@@ -118,7 +118,7 @@ impl Source for Listing {
     }
 
     fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten {
-        self.add("Tensor(a!)", name, Overwritten { tensor: nothing(name), copy: None })
+        self.add("Tensor(a!)", name, Overwritten { tensor: placeholder(name), copy: None })
     }
 
     fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>> {

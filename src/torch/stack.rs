@@ -3,7 +3,7 @@
 use super::dispatcher::{Word, dispatcher};
 use super::memory::{Owned, dtype_of};
 use super::shims::Handle;
-use super::source::{Overwritten, Source, nothing};
+use super::source::{Overwritten, Source, placeholder};
 use crate::error::{Error, Result};
 use crate::tensor::{Dtype, Tensor, dtypes_of};
 
@@ -42,7 +42,7 @@ impl<'a> Stack<'a> {
 
     fn hold(&mut self, name: &'static str, owned: Owned) -> Tensor {
         if self.refused.is_some() {
-            return nothing(name); // not copied for nothing
+            return placeholder(name); // not copied for nothing
         }
         let viewed = owned.contiguous(name);
         self.keep(name, viewed.map(|(tensor, owned, _)| (tensor, owned)))
@@ -69,7 +69,7 @@ impl<'a> Stack<'a> {
             }
             Err(reason) => {
                 self.refused.get_or_insert(reason);
-                nothing(name)
+                placeholder(name)
             }
         }
     }
@@ -97,7 +97,7 @@ impl Source for Stack<'_> {
             }
             Err(reason) => {
                 self.refused.get_or_insert(reason);
-                Overwritten { tensor: nothing(name), copy: None }
+                Overwritten { tensor: placeholder(name), copy: None }
             }
         }
     }

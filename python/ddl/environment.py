@@ -21,7 +21,7 @@ OURS = (
 )
 OF_THE_TESTS = ("DDL_TEST_", "DDL_EMULATOR_")
 # How many threads torch and the operators have, and how these wait.
-OF_THREADS = ("OMP_", "GOMP_", "KMP_", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+OF_THREADS = ("OMP_", "GOMP_", "KMP_AFFINITY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # torchrun sets these in each process that it starts.
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 

@@ -26,7 +26,8 @@ from ddl.nn.direction import FurtherDirections, make_direction
 from ddl.nn.gate import apply_gate, make_gate
 from ddl.nn.mixers import mixer
 from ddl.nn.pool import Pool
-from ddl.ops import devices
+from ddl.ops import devices, plain
+from ddl.ops.declarations import FORWARDS
 from tests.support import ROOT
 from tests.support.counting import count
 
@@ -77,6 +78,8 @@ def repeat(x: Tensor, heads: int, axis: int) -> Tensor:
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run operators as on a device without kernels, and norms as their formulas."""
     monkeypatch.setattr(devices, "WITH_KERNELS", ())
+    for operator in FORWARDS:
+        monkeypatch.setattr(operator, "call", plain.outputs_of(operator))
     monkeypatch.setattr(devices, "_KNOWN", {torch.device("cpu"): False})
     monkeypatch.setattr(mixer, "delta_rule", plain_delta_rule)
     monkeypatch.setattr(F, "rms_norm", lambda x, size, weight=None, eps=None: plain_norm(x, weight))

@@ -77,7 +77,8 @@ def read(
     document_starts: Array | None = None,
 ) -> ReadResult:
     """Return the context, value and gate. context_dtype: what `np.dtype` takes."""
-    return ReadResult(*map(_call("read", locals()).get, _READ))
+    results: Any = map(_call("read", locals()).get, _READ)
+    return ReadResult(*results)
 
 
 def read_vjp(*arguments: Any, **named: Any) -> dict[str, Any]:
@@ -106,7 +107,8 @@ def rewrite_read(
     document_starts: Array | None = None,
 ) -> RewriteReadResult:
     """Return X', and the context, value and gate that `read` computes from it."""
-    return RewriteReadResult(*map(_call("rewrite_read", locals()).get, ("new_state", *_READ)))
+    results: Any = map(_call("rewrite_read", locals()).get, ("new_state", *_READ))
+    return RewriteReadResult(*results)
 
 
 def rewrite_read_vjp(*arguments: Any, **named: Any) -> dict[str, Any]:

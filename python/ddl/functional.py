@@ -260,7 +260,8 @@ def delta_rule(
     """
     for name, tensor in (("q", q), ("k", k), ("v", v), ("beta", beta)):
         check_is_tensor(name, tensor)
-    _optional_number("scale", scale)
+    if type(scale) is not float:
+        check_positive("scale", scale, optional=True)
     beta = as_gate("beta", beta, q)
     g = None if g is None else as_gate("g", g, q)
     if initial_state is not None:
@@ -336,10 +337,9 @@ def read_with(
     pending: what the tokens before add to the compressed x of the first K − 1 of these,
     (…, K − 1, d), in the dtype of gates.
     """
-    *tensors, eps, scale, from_compressed, dtype = parameters
     saves = torch.is_grad_enabled() and not continues
     context, value, gate, _, _, left = declarations.read.call(
-        state, *tensors, document_starts, eps, scale, from_compressed, dtype, pending, saves
+        state, *parameters[:6], document_starts, *parameters[6:], pending, saves
     )
     return ReadResult(context, value, gate), left
 
@@ -366,16 +366,14 @@ def step(
         )
         return RewriteReadResult(state, *read), left if continues else chain
     direction, value, gate, eps_k, erase = write
-    *tensors, eps, scale, from_compressed, dtype = parameters
     anchor = links = None
     if chain is not None:
         chain = chain.before(write)
         anchor, links = chain.anchor, list(chain.tensors)
     saves = torch.is_grad_enabled() and not continues
     new_state, context, new_value, new_gate, stats, _, left = declarations.rewrite_read.call(
-        *(state, direction, value, gate, *tensors, document_starts, links),
-        *(eps_k, ERASE.index(erase), eps, scale, from_compressed),
-        *(dtype, anchor, pending, saves),
+        *(state, direction, value, gate, *parameters[:6], document_starts, links),
+        *(eps_k, ERASE.index(erase), *parameters[6:], anchor, pending, saves),
     )
     # Plain PyTorch returns no statistics: every state is stored.
     if chain is not None and stats is not None:
@@ -411,31 +409,27 @@ def _write(
     state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k: float, erase: str
 ) -> Write:
     """Return the record; a value or gate in half precision is converted."""
-    check_choice("erase", erase, ERASE)
+    if erase not in ERASE:
+        check_choice("erase", erase, ERASE)
+    if type(eps_k) is not float:  # native code checks the floats, here and below
+        check_positive("eps_k", eps_k)
     value, gate = as_gate("value", value, state), as_gate("gate", gate, state)
-    return Write(direction, value, gate, _number("eps_k", eps_k), erase)
+    return Write(direction, value, gate, eps_k, erase)
 
 
 def _read(state: Tensor, parameters: ReadParameters) -> ReadParameters:
     """Check the numbers, and choose autocast's dtype for the context if none is requested."""
-    check_is_tensor("state", state)
-    for name in ("norm_eps", "value_scale"):
-        _optional_number(name, getattr(parameters, name))
+    if not isinstance(state, Tensor):
+        check_is_tensor("state", state)
+    if type(parameters.norm_eps) is not float:
+        check_positive("norm_eps", parameters.norm_eps, optional=True)
+    if parameters.value_scale is not None and type(parameters.value_scale) is not float:
+        check_positive("value_scale", parameters.value_scale)
     if parameters.context_dtype is not None:
         check_context_dtype(state, parameters.context_dtype)
         return parameters
     dtype = autocast_dtype(state)  # the next sublayer's products run in it
     return parameters if dtype is None else parameters._replace(context_dtype=dtype)
-
-
-def _number(name: str, number: Any) -> Any:
-    if type(number) is not float:  # native code checks the floats
-        check_positive(name, number)
-    return number
-
-
-def _optional_number(name: str, number: float | None) -> float | None:
-    return None if number is None else _number(name, number)
 
 
 def _from_compressed(value_from: str) -> bool:

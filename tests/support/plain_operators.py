@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddl.ops import devices, plain
-from ddl.ops.calls import any_call, eager_call
+from ddl.ops.calls import call_of, compiled_call
 from ddl.ops.declarations import FORWARDS
 
 
@@ -14,5 +14,5 @@ def run_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "WITH_KERNELS", ("meta",))
     for operator in FORWARDS:
         kernel, backward = plain.forward(operator), plain.backward(operator)
-        eager = eager_call(operator, kernel, backward)
-        monkeypatch.setattr(operator, "call", any_call(operator, kernel, eager))
+        compiled = compiled_call(operator, kernel)
+        monkeypatch.setattr(operator, "call", call_of(operator, kernel, backward, compiled))

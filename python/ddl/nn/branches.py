@@ -113,7 +113,6 @@ class Branches(nn.Module):
         context: Tensor,
         value: Tensor | None,
         gate: Tensor | None,
-        *,
         keep: Tensor | None = None,
         document_starts: Tensor | None = None,
         slot: Slot | None = None,

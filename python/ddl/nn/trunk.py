@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,20 @@ class Stream(Protocol):
     ) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
 
 
+class Step(NamedTuple):
+    """A read, and the sublayer that gets it with its residual; both None after the last one.
+
+    read_slot, residual_slot: where past tokens leave something for them; None without a history, or
+    if they need nothing.
+    """
+
+    read: ReadParameters
+    read_slot: Slot | None
+    sublayer: nn.Module | None
+    residual: DeltaResidual | None
+    residual_slot: Slot | None
+
+
 def run(
     stream: Stream,
     x: Tensor,
@@ -60,59 +75,57 @@ def run(
     dtype: autocast's, of the contexts; None without. history: of the tokens before; None for whole
     sequences. keep: (B, T) bool, False for padding.
     """
+    slot = None
     if history is None:
-        reads, residuals = stream.resolved(dtype)
+        steps = _steps(stream, dtype, None)
     else:
         _begin(history, stream, x, starts)
         key = (id(stream), torch.compiler.is_compiling(), x.dtype, dtype)
-        reads, residuals = history.resolved(key, lambda: stream.resolved(dtype))
-    slot = None if history is None else Slot(history, "expand")
+        steps = history.resolved(key, lambda: _steps(stream, dtype, history))
+        slot = Slot(history, "expand")
     state = opened(stream.expand, x, starts, slot)
-    chain = write = written = context = value = gate = None
+    residual = chain = write = value = gate = None
+    written: Any = None
+    context: Any = None
     if history is None:
-        chain = first_chain(state, stream.anchor_every, len(residuals))
-    for index, read in enumerate(reads):
+        chain = first_chain(state, stream.anchor_every, len(steps) - 1)
+    for index, (read, read_slot, sublayer, next_residual, next_slot) in enumerate(steps):
         try:
-            if index > 0:
-                slot = None if history is None else Slot(history, f"residuals.{index - 1}")
-                write = _written(
-                    residuals[index - 1], state, written, context, value, gate, keep, starts, slot
-                )
-            slot = None if history is None else Slot(history, f"reads.{index}")
+            if residual is not None:
+                write = residual.write(state, written, context, value, gate, keep, starts, slot)
+                if residual.hooks or residual.branch_scale != 1:
+                    continues = history is not None
+                    write = residual.hooked(state, write, keep=keep, continues=continues)
             (state, after, value, gate), chain = boundary(
-                state, write, read, starts, chain=chain, slot=slot
+                state, write, read, starts, chain=chain, slot=read_slot
             )
         except (RuntimeError, TypeError, ValueError):
             if context is not None:
                 check_returned(f"sublayers[{index - 1}]", written, context)
             raise
-        context = after
-        if index < len(residuals):
-            written = call(index, stream.sublayers[index], context)
+        context, residual, slot = after, next_residual, next_slot
+        if sublayer is not None:
+            written = call(index, sublayer, context)
     if history is not None:
         history.commit()
-    assert context is not None
-    return context
+    result: Tensor = context
+    return result
 
 
-def _written(
-    residual: DeltaResidual,
-    state: Tensor,
-    written: Any,
-    context: Any,
-    value: Tensor | None,
-    gate: Tensor | None,
-    keep: Tensor | None,
-    starts: Tensor | None,
-    slot: Slot | None,
-) -> Write:
-    """What a sublayer's output writes, as the hooks leave it."""
-    write = residual.write(
-        state, written, context, value, gate, keep=keep, document_starts=starts, slot=slot
-    )
-    if not residual.hooks and residual.branch_scale == 1:
-        return write
-    return residual.hooked(state, write, keep=keep, continues=slot is not None)
+def _steps(stream: Stream, dtype: torch.dtype | None, history: History | None) -> list[Step]:
+    """The steps of a stream with the parameters that it has now."""
+    reads, residuals = stream.resolved(dtype)
+    steps: list[Step] = []
+    for index, (read, sublayer, residual) in enumerate(
+        zip_longest(reads, stream.sublayers, residuals)
+    ):
+        read_slot = residual_slot = None
+        if history is not None and read.looks_back():
+            read_slot = Slot(history, f"reads.{index}")
+        if history is not None and residual is not None and residual.gate_pool is not None:
+            residual_slot = Slot(history, f"residuals.{index}")
+        steps.append(Step(read, read_slot, sublayer, residual, residual_slot))
+    return steps
 
 
 def _begin(history: History, stream: Stream, x: Tensor, starts: Tensor | None) -> None:
@@ -137,9 +150,13 @@ def opened(
     if expand._forward_pre_hooks:
         form_parameters(expand)
     weight, m = expand.weight, expand.value_channels
-    if slot is None or weight is None or weight.shape[-1] == 1:
+    if slot is None:
         state: Tensor = expand(x, document_starts=starts)
         return state.unsqueeze(-1) if m == 1 else state
+    if weight is None:
+        return x.unsqueeze(-1) if m == 1 else functional.expand_to(x, None, m)[0]
+    if weight.shape[-1] == 1:
+        return functional.expand_to(x, weight, m, starts)[0]
 
     def expanded(x: Tensor, before: Tensor | None, starts: Tensor | None) -> Any:
         return functional.expand_to(x, weight, m, starts, before=before, continues=True)

@@ -35,7 +35,7 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
     starts, chains = "document_starts" in operator.passed, "chain" in operator.passed
     numbers = slice(inputs + starts + chains, inputs + len(operator.passed))
     saved = [operator.outputs.index(name) for name in operator.saved]
-    no_results = [at for at, name in enumerate(operator.outputs) if name not in operator.results]
+    results = len(operator.results)
     saves, anchor = operator.names.index("saves"), operator.place.get("anchor")
     wanted = _wanted(operator)
 
@@ -59,14 +59,13 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
                 first, *values[1:inputs], *kept, *values[inputs : inputs + starts], *links
             )
             ctx.numbers = values[numbers]
-            unused = [outputs[at] for at in no_results if outputs[at] is not None]
-            ctx.mark_non_differentiable(*unused)
+            ctx.mark_non_differentiable(*[x for x in outputs[results:] if x is not None])
             ctx.set_materialize_grads(False)
             return outputs
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> Gradients:
-            grads = grads[: len(operator.results)]
+            grads = grads[:results]
             if all(grad is None for grad in grads):
                 return (None,) * (inputs + others)
             if not torch.is_grad_enabled():

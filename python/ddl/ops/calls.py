@@ -21,20 +21,28 @@ from .refusals import raise_refusal, refuse_tangents
 Call = Callable[..., Any]
 
 
-def eager_call(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
-    """Return the call in eager code, of which autograd records the derivative. It is the
-    operator's implementation for the dispatch key Autograd, too."""
+def call_of(
+    operator: Forward, kernel: Call, backward_kernel: Call, compiled: Call | None = None
+) -> Call:
+    """Return the call of an operator with positional arguments, of which autograd records the
+    derivative.
+
+    compiled: called instead in compiled code. Without it the call is the operator's implementation
+    for the dispatch key Autograd.
+    """
     apply = derivative(operator, kernel, backward_kernel)
     apply_plain = derivative(operator, plain.forward(operator), plain.backward(operator))
-    is_grad_enabled, is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
-    operands, unpack_dual = operator.operands, forward_ad.unpack_dual
+    is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+    is_inference, unpack_dual = torch.is_inference_mode_enabled, forward_ad.unpack_dual
 
     def call(*values: Any) -> Any:
+        if compiled is not None and is_compiling():
+            return compiled(*values)
         try:
             if is_grad_enabled():
                 return apply(*values)
             if not is_inference():
-                for tensor in values[:operands]:
+                for tensor in values[: operator.operands]:
                     if unpack_dual(tensor).tangent is not None:
                         refuse_tangents(operator, values)
             return kernel(*values)
@@ -46,13 +54,12 @@ def eager_call(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
     return call
 
 
-def any_call(operator: Forward, overload: Call, eager: Call) -> Call:
-    """Return the call in eager and in compiled code, with positional arguments."""
-    is_compiling, traced = torch.compiler.is_compiling, plain.outputs_of(operator)
+def compiled_call(operator: Forward, overload: Call) -> Call:
+    """Return the call in compiled code: one node of the graph, or plain PyTorch for a device
+    without kernels."""
+    traced = plain.outputs_of(operator)
 
     def call(*values: Any) -> Any:
-        if not is_compiling():
-            return eager(*values)
         return overload(*values) if has_kernels(values[0].device) else traced(*values)
 
     return call

@@ -18,7 +18,7 @@ from ddl import _native
 from ddl.errors import IMPORTED_ONCE
 
 from . import plain
-from .calls import any_call, eager_call
+from .calls import call_of, compiled_call
 from .declarations import FORWARDS, OPERATORS, Forward, Operator
 from .outputs import fake
 from .refusals import refuse_transforms
@@ -54,9 +54,9 @@ def _define_with_derivative(operator: Forward) -> None:
     for name in (operator.name, f"{operator.name}.kernel"):
         _plain(name, plain.forward(operator))
     _plain(operator.backward.name, plain.backward(operator))
-    eager = eager_call(operator, kernel, operator.backward.call)
-    _library.impl(operator.name, eager, "Autograd")
-    operator.call = any_call(operator, overload, eager)
+    kernels = (kernel, operator.backward.call)
+    _library.impl(operator.name, call_of(operator, *kernels), "Autograd")
+    operator.call = call_of(operator, *kernels, compiled=compiled_call(operator, overload))
 
 
 for _operator in OPERATORS:

@@ -11,7 +11,9 @@ mod rewrite_read;
 mod rewrites;
 mod sizes;
 
-pub use allocate::{Allocate, Part};
+pub use allocate::Allocate;
+#[cfg(feature = "torch")]
+pub use allocate::Part;
 #[cfg(feature = "python")]
 pub use delta_rule::{DeltaRule, Given, OverTime, SavedOverTime};
 pub use expand::Expand;

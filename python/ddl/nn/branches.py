@@ -122,15 +122,14 @@ class Branches(nn.Module):
         value, gate: from the read; None for what it does not compute. keep: (…,) bool, False for
         padding. document_starts, slot: as in `Pool`.
         """
-        if gate is None or self.value_kind == "constant":
+        direction = sublayer_out
+        if value is None or gate is None or self.rewrites > 1:
             value, gate = self.fill_value_and_gate(
                 state, context, value, gate, slot, document_starts
             )
+            direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
         if keep is not None:
             gate = without_padding(gate, keep)
-        direction = sublayer_out
-        if value is None or self.further is not None:
-            direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
         return Write(direction, value, gate, self.eps_k, self.erase)
 
     def fill_value_and_gate(

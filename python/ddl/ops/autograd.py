@@ -6,12 +6,12 @@ Backwards are operators too, so that compile, checkpointing and export see one n
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor
 
-from . import declarations, private
+from . import declarations
 from .declarations import Forward
 from .refusals import raise_refusal
 
@@ -83,8 +83,8 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
             *(*ctx.numbers, *kept, wanted(ctx.needs_input_grad[:inputs], grads)),
         )
         first = grads[0]
-        if operator is declarations.rewrite_read and first is not None and _may_overwrite(first):
-            # torch.compile traces this, and drops the copy if nothing else needs the gradient.
+        if operator is declarations.rewrite_read and _is_traced(first):
+            # torch.compile drops the copy if nothing else needs the gradient.
             first = first.clone(memory_format=torch.contiguous_format)
             return (first, *declarations.overwriting_backward.call(first, *arguments))
         try:
@@ -95,6 +95,11 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
 
     apply: Call = Derivative.apply
     return apply
+
+
+def _is_traced(grad: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether a gradient on a CPU is one of a graph that is traced, and not a plain tensor."""
+    return grad is not None and type(grad) is not Tensor and grad.device.type == "cpu"
 
 
 def _wanted(operator: Forward) -> Callable[[tuple[bool, ...], Gradients], int]:
@@ -120,10 +125,6 @@ def _wanted(operator: Forward) -> Callable[[tuple[bool, ...], Gradients], int]:
         return bits
 
     return wanted
-
-
-def _may_overwrite(grad: Tensor) -> bool:
-    return private.is_traced_for_compile(grad) and grad.device.type == "cpu"
 
 
 class _Last(torch.autograd.Function):

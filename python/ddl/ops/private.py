@@ -10,9 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-
-from ddl.results import Write
 
 
 def has_kernel(name: str, key: str) -> bool:
@@ -22,30 +19,6 @@ def has_kernel(name: str, key: str) -> bool:
     """
     has = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
     return bool(has(f"ddl::{name}", key))
-
-
-def is_traced_for_compile(tensor: Tensor) -> bool:
-    """True for torch.compile's functional tensors, whose copies it drops if nobody needs them.
-
-    Without the class: no gradient is overwritten.
-    """
-    module = sys.modules.get("torch._subclasses.functional_tensor")
-    functional_tensor = getattr(module, "FunctionalTensor", None)
-    return functional_tensor is not None and isinstance(tensor, functional_tensor)
-
-
-def waited(write: Write) -> Write:
-    """The write with its direction, if it is the result of a collective, without the wrapper in
-    which torch may return it.
-
-    The dispatcher looks for such wrappers among arguments, but not in an optional list. Without the
-    class: the write, and a chain of rewrites that has a wrapper is refused.
-    """
-    module = sys.modules.get("torch.distributed._functional_collectives")
-    wrapper = getattr(module, "AsyncCollectiveTensor", None)
-    if wrapper is None or not isinstance(write.direction, wrapper):
-        return write
-    return write._replace(direction=write.direction.trigger_wait())
 
 
 def allow_inductor_fallback(*names: str) -> None:

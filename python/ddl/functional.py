@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ddl.ops import declarations, devices, plain
 from ddl.ops.checks import (
+    as_gate,
     autocast_dtype,
     check_context_dtype,
     check_count,
     check_is_tensor,
     check_positive,
 )
-from ddl.ops.gates import as_gate
 from ddl.ops.refusals import check
 from ddl.options import Erase, check_choice
 from ddl.results import (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.ops.gates import as_gate
+from ddl.ops.checks import as_gate
 from ddl.options import (
     Direction,
     Erase,

@@ -1,7 +1,7 @@
-"""Argument checks for tensors without data, and for calls that torch or native code refused.
+"""Dtypes of an operator's tensors, and checks of what native code does not see.
 
-Native code checks real tensors (src/problem/), where it costs nothing, with the same messages.
-Numbers are checked as in ddl/options.py; torch.compile's symbolic numbers are accepted, too.
+Native code checks the arguments of operators (src/problem/). Numbers are checked as in
+ddl/options.py; torch.compile's symbolic numbers are accepted, too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,19 @@ STORED = (torch.float32, torch.bfloat16, torch.float16)
 def gate_dtype(state: Tensor) -> torch.dtype:
     """The dtype of values, gates and statistics: float64 for a float64 state, else float32."""
     return torch.float64 if state.dtype == torch.float64 else torch.float32
+
+
+def stored_dtypes(state: Tensor) -> tuple[torch.dtype, ...]:
+    """The dtypes of tensors that go with a state's."""
+    return (torch.float64,) if state.dtype == torch.float64 else STORED
+
+
+def as_gate(name: str, gate: Tensor, state: Tensor) -> Tensor:
+    """Convert a value or gate in half precision to the dtype that the operators take."""
+    if getattr(gate, "dtype", None) not in STORED[1:]:
+        return gate  # the operator refuses what does not fit
+    check_is_tensor("state", state)
+    return gate.to(gate_dtype(state))
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
@@ -82,30 +95,12 @@ def check_dtype(name: str, tensor: Tensor) -> None:
 
 def check_stored(name: str, tensor: Tensor, state: Tensor) -> None:
     """Raise unless `tensor` is on the state's device, in a dtype that mixes with the state's."""
-    _check_beside(name, tensor, state, (torch.float64,) if _double(state) else STORED)
-
-
-def check_gate(name: str, tensor: Tensor, state: Tensor) -> None:
-    """Raise unless a value or gate is on the state's device, in float32 (float64 for float64)."""
-    _check_beside(name, tensor, state, (torch.float64 if _double(state) else torch.float32,))
-
-
-def _check_beside(
-    name: str, tensor: Tensor, state: Tensor, allowed: tuple[torch.dtype, ...]
-) -> None:
     if tensor.device != state.device:
         raise ValueError(f"`{name}` must be on {state.device}, got a tensor on {tensor.device}")
     check_dtype(name, tensor)
-    if tensor.dtype not in allowed:
-        raise TypeError(f"`{name}` must have dtype {_either(allowed)}, got {tensor.dtype}")
-
-
-def _double(state: Tensor) -> bool:
-    return state.dtype == torch.float64
-
-
-def _either(dtypes: tuple[torch.dtype, ...]) -> str:
-    return " or ".join(map(str, dtypes))
+    if tensor.dtype not in stored_dtypes(state):
+        expected = " or ".join(map(str, stored_dtypes(state)))
+        raise TypeError(f"`{name}` must have dtype {expected}, got {tensor.dtype}")
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -134,6 +129,6 @@ def check_mask(name: str, mask: Any, batch: Sequence[Any], beside: Tensor) -> No
 
 def check_context_dtype(state: Tensor, dtype: Any) -> None:
     """Raise TypeError unless `dtype` is None or a context of this state can have it."""
-    allowed = (torch.float64,) if _double(state) else STORED
-    if dtype is not None and dtype not in allowed:
-        raise TypeError(f"`context_dtype` must be {_either(allowed)}, got {dtype!r}")
+    if dtype is not None and dtype not in stored_dtypes(state):
+        expected = " or ".join(map(str, stored_dtypes(state)))
+        raise TypeError(f"`context_dtype` must be {expected}, got {dtype!r}")

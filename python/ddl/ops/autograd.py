@@ -71,8 +71,8 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
             if not torch.is_grad_enabled():
                 return (*gradients(ctx, grads), *[None] * others)
             with torch.no_grad():
-                found = gradients(ctx, grads)
-            return (*_without_derivative(operator, found), *[None] * others)
+                result = gradients(ctx, grads)
+            return (*_without_derivative(operator, result), *[None] * others)
 
     def gradients(ctx: Any, grads: Gradients) -> Gradients:
         tensors = ctx.saved_tensors
@@ -88,10 +88,10 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
             first = first.clone(memory_format=torch.contiguous_format)
             return (first, *declarations.overwriting_backward.call(first, *arguments))
         try:
-            found: Gradients = backward_kernel(first, *arguments)
+            result: Gradients = backward_kernel(first, *arguments)
         except (RuntimeError, TypeError) as error:
             raise_refusal(operator.backward, (first, *arguments), error)
-        return found
+        return result
 
     apply: Call = Derivative.apply
     return apply

@@ -80,28 +80,28 @@ class _Chunk(NamedTuple):
     through: Tensor | None
 
 
-def delta_rule(given: Any) -> tuple[Tensor, Tensor]:
+def delta_rule(args: Any) -> tuple[Tensor, Tensor]:
     """Return y and the final state for the arguments of `ddl.functional.delta_rule`, by name."""
-    scale = given.k.shape[-1] ** -0.5 if given.scale is None else given.scale
-    with without_autocast(given.v):
-        if _kernels_take(given):
-            return _by_kernels(given, scale)
-        y, state = _in_chunks(_by_head(given), n=steps_of(given))
-    return (scale * y).to(given.v.dtype), state
+    scale = args.k.shape[-1] ** -0.5 if args.scale is None else args.scale
+    with without_autocast(args.v):
+        if _kernels_take(args):
+            return _by_kernels(args, scale)
+        y, state = _in_chunks(_by_head(args), n=steps_of(args))
+    return (scale * y).to(args.v.dtype), state
 
 
-def _by_head(given: Any) -> _Problem:
-    n, H = steps_of(given), given.beta.shape[-1]
-    (B, T), K, V = given.q.shape[:2], given.k.shape[-1], given.v.shape[-1]
-    dtype = torch.float64 if given.v.dtype == torch.float64 else torch.float32
+def _by_head(args: Any) -> _Problem:
+    n, H = steps_of(args), args.beta.shape[-1]
+    (B, T), K, V = args.q.shape[:2], args.k.shape[-1], args.v.shape[-1]
+    dtype = torch.float64 if args.v.dtype == torch.float64 else torch.float32
 
     def steps(x: Tensor) -> Tensor:
         x = x.to(dtype).reshape(B, T * n, *x.shape[-2:])
         return x.repeat_interleave(H // x.shape[2], 2).transpose(1, 2)  # (B, H, T·n, ·)
 
-    queries = queries_of(given)
-    q = given.q.to(dtype).repeat_interleave(H * queries // given.q.shape[2], 2)
-    g, starts, state = given.g, given.document_starts, given.initial_state
+    queries = queries_of(args)
+    q = args.q.to(dtype).repeat_interleave(H * queries // args.q.shape[2], 2)
+    g, starts, state = args.g, args.document_starts, args.initial_state
     if g is not None:  # a token decays before the first of its steps
         g = (g if g.ndim == 4 else g.unsqueeze(-1)).to(dtype).unsqueeze(2)
         g = F.pad(g, (0, 0, 0, 0, 0, n - 1)).flatten(1, 2).transpose(1, 2)
@@ -109,20 +109,20 @@ def _by_head(given: Any) -> _Problem:
         starts = F.pad(starts.unsqueeze(2), (0, n - 1)).flatten(1)
     return _Problem(
         torch.unflatten(q, 2, (H, queries)).movedim(1, 3),
-        steps(given.k),
-        steps(given.v),
-        given.beta.to(dtype).reshape(B, T * n, H).mT,
+        steps(args.k),
+        steps(args.v),
+        args.beta.to(dtype).reshape(B, T * n, H).mT,
         g,
         starts,
-        given.v.new_zeros(B, H, K, V, dtype=dtype) if state is None else state,
+        args.v.new_zeros(B, H, K, V, dtype=dtype) if state is None else state,
     )
 
 
-def _in_chunks(given: _Problem, n: int) -> tuple[Tensor, Tensor]:
+def _in_chunks(args: _Problem, n: int) -> tuple[Tensor, Tensor]:
     """Return y (B, T, heads, V), not scaled, and the final state."""
-    per_feature = given.g is not None and given.g.shape[-1] > 1
+    per_feature = args.g is not None and args.g.shape[-1] > 1
     tokens = max(1, (STEPS_PER_FEATURE if per_feature else STEPS) // n)
-    T, C, V = given.q.shape[3], tokens * n, given.v.shape[-1]
+    T, C, V = args.q.shape[3], tokens * n, args.v.shape[-1]
     chunks = -(-T // tokens)
 
     def cut(x: Tensor, axis: int, size: int) -> Tensor:
@@ -130,10 +130,10 @@ def _in_chunks(given: _Problem, n: int) -> tuple[Tensor, Tensor]:
         padding = [0, 0] * (x.ndim - axis - 1) + [0, chunks * size - x.shape[axis]]
         return torch.unflatten(F.pad(x, padding), axis, (chunks, size)).movedim(axis, 0)
 
-    q, k, v = cut(given.q, 3, tokens), cut(given.k, 2, C), cut(given.v, 2, C)
-    beta = cut(given.beta, 2, C).unsqueeze(-1)  # (chunks, B, H, C, 1)
-    seen = _seen(None if given.starts is None else cut(given.starts, 1, C), k)
-    between, before = _decays(None if given.g is None else cut(given.g, 2, C), seen, k)
+    q, k, v = cut(args.q, 3, tokens), cut(args.k, 2, C), cut(args.v, 2, C)
+    beta = cut(args.beta, 2, C).unsqueeze(-1)  # (chunks, B, H, C, 1)
+    seen = _seen(None if args.starts is None else cut(args.starts, 1, C), k)
+    between, before = _decays(None if args.g is None else cut(args.g, 2, C), seen, k)
     earlier = seen.steps.tril(-1)
     weighted = beta * k
     system = _products(weighted, k, between, earlier)
@@ -149,10 +149,10 @@ def _in_chunks(given: _Problem, n: int) -> tuple[Tensor, Tensor]:
     q = _only(q, queries) * before[..., last, :].unsqueeze(3)
     keys = _only(k, seen.after) * between[..., -1, :, :]
     if not chunks:
-        return given.q.new_empty(given.q.shape[0], 0, q.shape[2] * q.shape[3], V), given.state
+        return args.q.new_empty(args.q.shape[0], 0, q.shape[2] * q.shape[3], V), args.state
     masks = (seen.before, queries, seen.after, seen.through)
     parts = _Chunk(written, erased, q, keys, before[..., -1, :, None], *masks)
-    y, w, state = _over_chunks(given.state, parts)
+    y, w, state = _over_chunks(args.state, parts)
     y = y + pairs.sums(query, w.unsqueeze(3).expand(each), steps)
     y = y.movedim(0, 3).flatten(3, 4)[..., :T, :]  # (B, H, queries, T, V)
     return y.flatten(1, 2).transpose(1, 2), state
@@ -216,18 +216,18 @@ def _products(a: Tensor, b: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
 # --- flash-linear-attention -----------------------------------------------------------------------
 
 
-def _kernels_take(given: Any) -> bool:
+def _kernels_take(args: Any) -> bool:
     """Whether flash-linear-attention is there and its kernels take the problem."""
-    same = given.q.dtype == given.k.dtype == given.v.dtype
+    same = args.q.dtype == args.k.dtype == args.v.dtype
     return (
-        given.v.device.type == "cuda"
+        args.v.device.type == "cuda"
         and same
-        and given.v.dtype in HALF  # its chunked kernels refuse float32
-        and given.document_starts is None
-        and 0 not in (*given.v.shape, *given.q.shape)
-        and given.q.shape[-1] <= MOST_KEY_FEATURES
+        and args.v.dtype in HALF  # its chunked kernels refuse float32
+        and args.document_starts is None
+        and 0 not in (*args.v.shape, *args.q.shape)
+        and args.q.shape[-1] <= MOST_KEY_FEATURES
         and _installed()
-        and not (given.g is not None and given.g.ndim == 3 and _refused(given.v.device))
+        and not (args.g is not None and args.g.ndim == 3 and _refused(args.v.device))
     )
 
 
@@ -249,18 +249,18 @@ def _refused(device: torch.device) -> bool:
     return [3, 4] <= version[:3] < [3, 7, 1]
 
 
-def _by_kernels(given: Any, scale: float) -> tuple[Tensor, Tensor]:
+def _by_kernels(args: Any, scale: float) -> tuple[Tensor, Tensor]:
     """Return y and the final state from flash-linear-attention: n steps are n tokens to it."""
-    n, H = steps_of(given), given.beta.shape[-1]
-    B, T, heads, _ = given.q.shape
-    k, v = (x.reshape(B, T * n, *x.shape[-2:]) for x in (given.k, given.v))
+    n, H = steps_of(args), args.beta.shape[-1]
+    B, T, heads, _ = args.q.shape
+    k, v = (x.reshape(B, T * n, *x.shape[-2:]) for x in (args.k, args.v))
     k, v = (x.repeat_interleave(H // x.shape[2], 2) for x in (k, v))
-    q = given.q.repeat_interleave(n, 1) if n > 1 else given.q
-    beta, state = given.beta.reshape(B, T * n, H), given.initial_state
-    g = given.g
+    q = args.q.repeat_interleave(n, 1) if n > 1 else args.q
+    beta, state = args.beta.reshape(B, T * n, H), args.initial_state
+    g = args.g
     if g is not None and n > 1:
         g = F.pad(g.unsqueeze(2), (0, 0) * (g.ndim - 2) + (0, n - 1)).flatten(1, 2)
-    queries = queries_of(given)  # its kernels have one query to a state, so states are repeated
+    queries = queries_of(args)  # its kernels have one query to a state, so states are repeated
     q = q.repeat_interleave(H * queries // heads, 2)
     if queries > 1:
         k, v, beta = (x.repeat_interleave(queries, 2) for x in (k, v, beta))

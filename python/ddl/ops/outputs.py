@@ -25,40 +25,40 @@ def _like(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _rewrite(given: Any) -> Outputs:
-    return {"new_state": _like(given.state), "stats": _stats(given) if given.saves else None}
+def _rewrite(args: Any) -> Outputs:
+    return {"new_state": _like(args.state), "stats": _stats(args) if args.saves else None}
 
 
-def _stats(given: Any, *, read: bool = False) -> Tensor:
+def _stats(args: Any, *, read: bool = False) -> Tensor:
     """Those of all rewrites, r and p of each and the products of each two directions; 1/rms."""
-    *batch, _, m = given.state.shape
+    *batch, _, m = args.state.shape
     each = 0
-    if hasattr(given, "direction"):
-        n = 1 if given.direction.ndim < given.state.ndim else given.direction.shape[-2]
+    if hasattr(args, "direction"):
+        n = 1 if args.direction.ndim < args.state.ndim else args.direction.shape[-2]
         each = n * (1 + m) + n * (n - 1) // 2
-    numbers = math.prod(batch) * (each + int(read and given.norm_eps is not None))
-    return given.state.new_empty(numbers, dtype=gate_dtype(given.state))
+    numbers = math.prod(batch) * (each + int(read and args.norm_eps is not None))
+    return args.state.new_empty(numbers, dtype=gate_dtype(args.state))
 
 
-def _read(given: Any) -> Outputs:
-    state, compress = given.state, given.compress
+def _read(args: Any) -> Outputs:
+    state, compress = args.state, args.compress
     *batch, d, m = state.shape
     real, over_time = gate_dtype(state), compress is not None and compress.ndim == 3
     n: tuple[Any, ...] = ()
-    if given.gate_weight is not None:
-        n = tuple(given.gate_weight.shape[:-1])
-    elif given.value_weight is not None:
-        n = tuple(given.value_weight.shape[:-2])
+    if args.gate_weight is not None:
+        n = tuple(args.gate_weight.shape[:-1])
+    elif args.value_weight is not None:
+        n = tuple(args.value_weight.shape[:-2])
     taps, pending = compress.shape[2] if over_time else 1, None
-    if not given.saves and taps > 1 and _has_tokens(batch):
+    if not args.saves and taps > 1 and _has_tokens(batch):
         pending = state.new_empty((*batch[:-1], taps - 1, d), dtype=real)
-    new, has_stats = state.new_empty, hasattr(given, "direction") or given.norm_eps is not None
+    new, has_stats = state.new_empty, hasattr(args, "direction") or args.norm_eps is not None
     return {
-        "context": new((*batch, d), dtype=given.context_dtype),  # None means the state's dtype
-        "new_value": None if given.value_weight is None else new((*batch, *n, m), dtype=real),
-        "new_gate": None if given.gate_weight is None else new((*batch, *n), dtype=real),
-        "stats": _stats(given, read=True) if given.saves and has_stats else None,
-        "compressed": new((*batch, d)) if given.saves and over_time else None,
+        "context": new((*batch, d), dtype=args.context_dtype),  # None means the state's dtype
+        "new_value": None if args.value_weight is None else new((*batch, *n, m), dtype=real),
+        "new_gate": None if args.gate_weight is None else new((*batch, *n), dtype=real),
+        "stats": _stats(args, read=True) if args.saves and has_stats else None,
+        "compressed": new((*batch, d)) if args.saves and over_time else None,
         "new_pending": pending,
     }
 
@@ -69,16 +69,16 @@ def _has_tokens(batch: Any) -> bool:
     return isinstance(time, torch.SymInt) or time > 0 or 0 in sequences
 
 
-def _rewrite_read(given: Any) -> Outputs:
-    return {"new_state": _like(given.state), **_read(given)}
+def _rewrite_read(args: Any) -> Outputs:
+    return {"new_state": _like(args.state), **_read(args)}
 
 
-def _expand(given: Any) -> Outputs:
-    x, weight = given.x, given.weight
+def _expand(args: Any) -> Outputs:
+    x, weight = args.x, args.weight
     taps, before = 1 if weight is None else weight.shape[2], None
-    if not given.saves and taps > 1 and _has_tokens(x.shape[:-1]):
+    if not args.saves and taps > 1 and _has_tokens(x.shape[:-1]):
         before = x.new_empty((*x.shape[:-2], taps - 1, x.shape[-1]))
-    return {"state": x.new_empty((*x.shape, given.value_channels)), "new_before": before}
+    return {"state": x.new_empty((*x.shape, args.value_channels)), "new_before": before}
 
 
 _FORWARDS: dict[str, Callable[[Any], Outputs]] = {
@@ -96,15 +96,15 @@ def _gradients(operator: Operator) -> Callable[[Any], Outputs]:
     # Bit 0 is the state's gradient, which is no output of the backward that overwrites it.
     first = int("grad_new_state" in operator.names and "grad_state" not in operator.outputs)
 
-    def outputs(given: Any) -> Outputs:
+    def outputs(args: Any) -> Outputs:
         there = [
-            name not in operator.optional or given.wanted >> bit & 1
+            name not in operator.optional or args.wanted >> bit & 1
             for bit, name in enumerate(names, start=first)
         ]
         return {
             f"grad_{name}": _like(tensor) if tensor is not None and wanted else None
             for name, wanted in zip(names, there, strict=True)
-            for tensor in (getattr(given, name),)
+            for tensor in (getattr(args, name),)
         }
 
     return outputs

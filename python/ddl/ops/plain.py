@@ -51,20 +51,20 @@ def backward(operator: Forward) -> Call:
     """Return the kernel of an operator's backward, which runs the forward again."""
 
     def kernel(*values: Any) -> Any:
-        given = dict(zip(operator.backward.names, values, strict=True))
-        grads = {result: given[f"grad_{result}"] for result in operator.results}
-        wanted = [given["wanted"] >> bit & 1 for bit in range(len(operator.inputs))]
-        if given.get("chain"):
+        args = dict(zip(operator.backward.names, values, strict=True))
+        grads = {result: args[f"grad_{result}"] for result in operator.results}
+        wanted = [args["wanted"] >> bit & 1 for bit in range(len(operator.inputs))]
+        if args.get("chain"):
             with torch.no_grad():
-                given["state"] = _after_chain(given)
+                args["state"] = _after_chain(args)
         with torch.enable_grad():
             leaves = {
-                name: given[name].detach().requires_grad_(bool(want))
+                name: args[name].detach().requires_grad_(bool(want))
                 for name, want in zip(operator.inputs, wanted, strict=True)
-                if given[name] is not None
+                if args[name] is not None
             }
             arguments = operator.Arguments(
-                **{name: leaves.get(name, given.get(name)) for name in operator.names}
+                **{name: leaves.get(name, args.get(name)) for name in operator.names}
             )
             if "context_dtype" in operator.names and grads["context"] is not None:
                 arguments = arguments._replace(context_dtype=grads["context"].dtype)
@@ -88,12 +88,12 @@ def replaces_kernels(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and tensor.is_cuda and not has_kernels(tensor.device)
 
 
-def _after_chain(given: dict[str, Any]) -> Tensor:
+def _after_chain(args: dict[str, Any]) -> Tensor:
     """The state to which the rewrites of a chain lead."""
-    state: Tensor = given["state"]
-    for direction, value, gate, _ in zip(*[iter(given["chain"])] * 4, strict=True):
+    state: Tensor = args["state"]
+    for direction, value, gate, _ in zip(*[iter(args["chain"])] * 4, strict=True):
         state = reference.rewrite(
-            state, direction, value, gate, eps_k=given["eps_k"], erase=ERASE[given["erase"]]
+            state, direction, value, gate, eps_k=args["eps_k"], erase=ERASE[args["erase"]]
         )
     return state
 
@@ -104,62 +104,62 @@ _READ = (
 )
 
 
-def _rewrite(given: Any) -> dict[str, Tensor | None]:
+def _rewrite(args: Any) -> dict[str, Tensor | None]:
     state = reference.rewrite(
-        given.state,
-        given.direction,
-        given.value,
-        given.gate,
-        eps_k=given.eps_k,
-        erase=ERASE[given.erase],
+        args.state,
+        args.direction,
+        args.value,
+        args.gate,
+        eps_k=args.eps_k,
+        erase=ERASE[args.erase],
     )
     return {"new_state": state}
 
 
-def _read_of(given: Any, state: Tensor, **changes: Any) -> dict[str, Tensor | None]:
-    parameters = {name: getattr(given, name) for name in _READ} | changes
-    value_from = "compressed" if given.value_from_compressed else "context"
+def _read_of(args: Any, state: Tensor, **changes: Any) -> dict[str, Tensor | None]:
+    parameters = {name: getattr(args, name) for name in _READ} | changes
+    value_from = "compressed" if args.value_from_compressed else "context"
     result = reference.read(state, **parameters, value_from=value_from)
     return {"context": result.context, "new_value": result.value, "new_gate": result.gate}
 
 
-def _read(given: Any, new_state: Tensor | None = None) -> dict[str, Tensor | None]:
-    state, compress = given.state if new_state is None else new_state, given.compress
+def _read(args: Any, new_state: Tensor | None = None) -> dict[str, Tensor | None]:
+    state, compress = args.state if new_state is None else new_state, args.compress
     taps = compress.shape[2] if compress is not None and compress.ndim == 3 else 1
-    if given.saves or taps == 1 or state.shape[-3] == 0:
-        return _read_of(given, state)
+    if args.saves or taps == 1 or state.shape[-3] == 0:
+        return _read_of(args, state)
     # A read of x, to which the tokens before these have added, and what these leave.
     time = state.shape[-3]
     padding = state.new_zeros(*state.shape[:-3], taps - 1, *state.shape[-2:])
-    starts = given.document_starts
+    starts = args.document_starts
     longer = reference.read(
         torch.cat((state, padding), dim=-3).to(gate_dtype(state)),
         compress=compress,
         norm_eps=None,
         document_starts=None if starts is None else F.pad(starts, (0, taps - 1)),
     ).context
-    if given.pending is not None:
-        pending = given.pending
+    if args.pending is not None:
+        pending = args.pending
         if starts is not None:  # the first document continues until another starts
             ended = F.pad(starts, (0, taps - 1)).cummax(-1).values[..., : taps - 1]
             pending = pending.masked_fill(ended.unsqueeze(-1), 0)
         longer[..., : taps - 1, :] += pending
     x = longer[..., :time, :].to(state.dtype).unsqueeze(-1)
-    results = _read_of(given, x, compress=None, document_starts=None)
+    results = _read_of(args, x, compress=None, document_starts=None)
     return results | {"new_pending": longer[..., time:, :].clone()}
 
 
-def _rewrite_read(given: Any) -> dict[str, Tensor | None]:
-    new_state = _rewrite(given)["new_state"]
-    return {"new_state": new_state, **_read(given, new_state)}
+def _rewrite_read(args: Any) -> dict[str, Tensor | None]:
+    new_state = _rewrite(args)["new_state"]
+    return {"new_state": new_state, **_read(args, new_state)}
 
 
-def _expand(given: Any) -> dict[str, Tensor | None]:
-    x, weight, m, starts = given.x, given.weight, given.value_channels, given.document_starts
+def _expand(args: Any) -> dict[str, Tensor | None]:
+    x, weight, m, starts = args.x, args.weight, args.value_channels, args.document_starts
     taps = 1 if weight is None else weight.shape[2]
-    if given.saves or taps == 1 or x.shape[-2] == 0:
+    if args.saves or taps == 1 or x.shape[-2] == 0:
         return {"state": reference.expand(x, weight, value_channels=m, document_starts=starts)}
-    before = given.before
+    before = args.before
     if before is None:
         before = x.new_zeros(*x.shape[:-2], taps - 1, x.shape[-1])
     joined = torch.cat((before, x), dim=-2)
@@ -174,8 +174,8 @@ def _expand(given: Any) -> dict[str, Tensor | None]:
     return {"state": state[..., taps - 1 :, :, :].contiguous(), "new_before": new_before}
 
 
-def _delta_rule(given: Any) -> dict[str, Tensor | None]:
-    y, final_state = chunked.delta_rule(given)
+def _delta_rule(args: Any) -> dict[str, Tensor | None]:
+    y, final_state = chunked.delta_rule(args)
     return {"y": y, "final_state": final_state}
 
 

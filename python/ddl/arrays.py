@@ -177,7 +177,10 @@ def _vjp(operator: Callable[..., Any], arguments: Any, named: Any, *results: str
     bound = inspect.signature(operator).bind(*arguments, **named)
     bound.apply_defaults()
     name, given = operator.__name__, bound.arguments | grads
-    found = _call(f"{name}_backward", given, wanted=-1, **_call(name, given, saves=True))
+    outputs = _call(name, given, saves=True)
+    if len(results) == 1 and given[f"grad_{results[0]}"] is None:
+        given[f"grad_{results[0]}"] = np.zeros_like(outputs[results[0]])
+    found = _call(f"{name}_backward", given, wanted=-1, **outputs)
     return {
         name: None if x is None else found[f"grad_{name}"].astype(x.dtype, copy=False)
         for name, x in bound.arguments.items()

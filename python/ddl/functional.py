@@ -319,7 +319,7 @@ def write_to(state: Tensor, write: Write) -> Tensor:
     direction, value, gate, eps_k, erase = write
     new_state: Tensor
     new_state, _ = declarations.rewrite.call(
-        state, direction, value, gate, eps_k, ERASE.index(erase), torch.is_grad_enabled()
+        state, direction, value, gate, eps_k, ERASE.index(erase), _may_record()
     )
     return new_state
 
@@ -337,7 +337,7 @@ def read_with(
     pending: what the tokens before add to the compressed x of the first K − 1 of these,
     (…, K − 1, d), in the dtype of gates.
     """
-    saves = torch.is_grad_enabled() and not continues
+    saves = not continues and _may_record()
     context, value, gate, _, _, left = declarations.read.call(
         state, *parameters[:6], document_starts, *parameters[6:], pending, saves
     )
@@ -370,7 +370,7 @@ def step(
     if chain is not None:
         chain = chain.before(write)
         anchor, links = chain.anchor, list(chain.tensors)
-    saves = torch.is_grad_enabled() and not continues
+    saves = not continues and _may_record()
     new_state, context, new_value, new_gate, stats, _, left = declarations.rewrite_read.call(
         *(state, direction, value, gate, *parameters[:6], document_starts, links),
         *(eps_k, ERASE.index(erase), *parameters[6:], anchor, pending, saves),
@@ -399,7 +399,7 @@ def expand_to(
 
     before: x of the K − 1 tokens before, (…, K − 1, d).
     """
-    saves = torch.is_grad_enabled() and not continues
+    saves = not continues and _may_record()
     state, left = declarations.expand.call(
         x, weight, document_starts, value_channels, before, saves
     )
@@ -407,6 +407,11 @@ def expand_to(
 
 
 # --- what torch would convert, or refuse without a sentence ---------------------------------------
+
+
+def _may_record() -> bool:
+    """Whether gradients are recorded, or may be when a graph runs that is traced now."""
+    return torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
 def _write(

@@ -413,3 +413,24 @@ def default_of(build: Any, name: str) -> Any:
     """The default in the signature, of DeltaResidual if a stream hands the option on."""
     parameters = inspect.signature(build).parameters
     return parameters.get(name, inspect.signature(DeltaResidual).parameters.get(name)).default
+
+
+RETURNED = {
+    "torch.Tensor, got NoneType": lambda h: None,
+    "torch.Tensor, got list": lambda h: [h],
+    "dtype float32": lambda h: h.long(),
+    "dtype float32, ": lambda h: h > 0,
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"mapping": "v"}, {"rewrites": 2}], ids=str)
+@pytest.mark.parametrize("kind", RETURNED)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_what_a_sublayer_returns(kind, options, mode):
+    class Wrong(nn.Module):
+        def forward(self, h):
+            return RETURNED[kind](h)
+
+    stream = DeltaStream(8, [nn.Linear(8, 8), Wrong()], value_channels=2, **options)
+    with mode(), pytest.raises(TypeError, match=r"^`sublayers\[1\]` must (return a|have) " + kind):
+        stream(torch.randn(2, 3, 8))

@@ -73,6 +73,23 @@ def test_what_they_erase(without_kernels, monkeypatch, rewrites, erase):
     compare("rewrite_read", tensors, F64, eps_k=0.1, erase=erase)
 
 
+@pytest.mark.parametrize("learnt", [["gate_weight"], ["value_weight"], ["compress"], ["gate"], []])
+def test_some_parameters_learn(without_kernels, monkeypatch, learnt):
+    monkeypatch.setattr(devices, "_KNOWN", {torch.device("cpu"): False})  # the warning was given
+    t = {n: x.detach().requires_grad_(n in learnt) for n, x in given().items()}
+    outputs = [f.rewrite_read(**t, eps_k=0.1) for f in (functional, reference)]
+    for output in ("state", "context", "value", "gate"):
+        pair = [getattr(result, output) for result in outputs]
+        assert pair[0].requires_grad == bool(learnt)
+        for name in learnt:
+            options = {"allow_unused": True, "retain_graph": True, "materialize_grads": True}
+            if pair[1].requires_grad:
+                actual, expected = (torch.autograd.grad(x.sum(), t[name], **options) for x in pair)
+                torch.testing.assert_close(actual, expected)
+            else:
+                torch.autograd.grad(pair[0].sum(), t[name], **options)
+
+
 def test_arguments_are_checked_there_too(without_kernels):
     t = given("state", "direction", "value", "gate")
     with (

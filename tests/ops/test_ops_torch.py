@@ -206,6 +206,20 @@ def test_export_with_dynamic_batch_and_time():
         assert torch.equal(program.module()(x), model(x))
 
 
+def test_an_exported_stream_runs_where_gradients_are_recorded():
+    model, x = Trunk(2, "token"), torch.randn(2, 5, 6)
+    expected, program = model(x), torch.export.export(model, (x,))
+    assert torch.equal(program.run_decompositions().module()(x), expected)
+    with torch.no_grad():
+        program = torch.export.export(model, (x,))
+    exported = program.module()
+    output = exported(x)
+    assert torch.equal(output, expected)
+    actual, wanted = gradients(exported, output), gradients(model, expected)
+    assert actual.keys() == wanted.keys()
+    assert all(torch.equal(actual[name], wanted[name]) for name in wanted)
+
+
 def test_a_stream_that_only_writes_compiles_and_exports():
     sublayers = [torch.nn.Linear(6, 6) for _ in range(3)]
     stream = ddl.DeltaStream(6, sublayers, value_channels=3, erase="none", rewrites=2)
@@ -316,6 +330,10 @@ def test_a_tangent_past_the_functional_forms_is_refused():
             with mode(), pytest.raises(NotImplementedError, match=sentence):
                 torch.ops.ddl.rewrite(dual, k, v, b, 0.1, 0, True)
         torch.ops.ddl.rewrite(X, k, v, b, 0.1, 0, True)
+        weight = torch.autograd.forward_ad.make_dual(torch.ones(4), torch.ones(4))
+        sentence = "^`norm_weight` must come without a forward-mode tangent"
+        with torch.no_grad(), pytest.raises(NotImplementedError, match=sentence):
+            functional.read(X, compress=torch.ones(4, 2), norm_weight=weight)
     for mode in (torch.enable_grad, torch.no_grad):
         with (
             mode(),

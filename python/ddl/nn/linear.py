@@ -12,6 +12,8 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from ddl.ops.checks import check_dtype
+
 from .checks import require_exact_type
 
 
@@ -66,6 +68,7 @@ def form_parameters(module: nn.Module) -> None:
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute W x + b and its gradients in float32 (float64 for float64), even under autocast."""
+    check_dtype("x", x)  # not to convert integers
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     x, weight = x.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)

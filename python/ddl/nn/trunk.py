@@ -99,7 +99,7 @@ def run(
             (state, after, value, gate), chain = boundary(
                 state, write, read, starts, chain=chain, slot=read_slot
             )
-        except (RuntimeError, TypeError, ValueError):
+        except (AttributeError, RuntimeError, TypeError, ValueError):
             if context is not None:
                 check_returned(f"sublayers[{index - 1}]", written, context)
             raise

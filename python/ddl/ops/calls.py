@@ -1,7 +1,9 @@
 """The call of an operator.
 
 In compiled code it is the overload `default`, one node of the graph. In eager code a derivative is
-recorded around the overload `kernel`, and what torch or native code refused is explained.
+recorded around the overload `kernel`, and what torch or native code refused is explained. The
+Autograd kernel of `default` does the same around `default` itself, so that a graph that is traced
+through it has that node.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ def call_of(
     """Return the call of an operator with positional arguments, of which autograd records the
     derivative.
 
-    compiled: called instead in compiled code. Without it the call is the operator's implementation
-    for the dispatch key Autograd.
+    compiled: called instead in compiled code. Without it the call can be the operator's
+    implementation for the dispatch key Autograd.
     """
     apply = derivative(operator, kernel, backward_kernel)
     apply_plain = derivative(operator, plain.forward(operator), plain.backward(operator))
@@ -42,9 +44,10 @@ def call_of(
             if is_grad_enabled():
                 return apply(*values)
             if not is_inference():
-                for tensor in values[: operator.operands]:
-                    if unpack_dual(tensor).tangent is not None:
-                        refuse_tangents(operator, values)
+                first = values[0]
+                primal, tangent = unpack_dual(first)
+                if primal is not first or tangent is not None:  # within a dual level
+                    refuse_tangents(operator, values)
             return kernel(*values)
         except (RuntimeError, TypeError) as error:
             if plain.replaces_kernels(values[0]):

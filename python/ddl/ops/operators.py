@@ -17,7 +17,7 @@ import torch
 from ddl import _native
 from ddl.errors import IMPORTED_ONCE
 
-from . import plain
+from . import plain, private
 from .calls import call_of, compiled_call
 from .declarations import FORWARDS, OPERATORS, Forward, Operator
 from .outputs import fake
@@ -54,9 +54,10 @@ def _define_with_derivative(operator: Forward) -> None:
     for name in (operator.name, f"{operator.name}.kernel"):
         _plain(name, plain.forward(operator))
     _plain(operator.backward.name, plain.backward(operator))
-    kernels = (kernel, operator.backward.call)
-    _library.impl(operator.name, call_of(operator, *kernels), "Autograd")
-    operator.call = call_of(operator, *kernels, compiled=compiled_call(operator, overload))
+    backward = operator.backward.call
+    recorded = call_of(operator, private.below_autograd(overload), backward)
+    _library.impl(operator.name, recorded, "Autograd")
+    operator.call = call_of(operator, kernel, backward, compiled_call(operator, overload))
 
 
 for _operator in OPERATORS:

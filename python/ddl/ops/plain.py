@@ -71,13 +71,20 @@ def backward(operator: Forward) -> Call:
             results = _PLAIN[operator.name](arguments)
         reached = {name: grad for name, grad in grads.items() if grad is not None}
         needed = [name for name, leaf in leaves.items() if leaf.requires_grad]
-        found = torch.autograd.grad(
-            [output for name, output in results.items() if name in reached and output is not None],
-            [leaves[name] for name in needed],
-            [reached[name] for name in results if name in reached],
-            allow_unused=True,
-        )
-        by_name = dict(zip(needed, found, strict=True))
+        outputs = {
+            name: output
+            for name, output in results.items()
+            if name in reached and output is not None and output.requires_grad
+        }
+        by_name: dict[str, Tensor | None] = {}
+        if outputs and needed:
+            gradients = torch.autograd.grad(
+                list(outputs.values()),
+                [leaves[name] for name in needed],
+                [reached[name] for name in outputs],
+                allow_unused=True,
+            )
+            by_name = dict(zip(needed, gradients, strict=True))
         return tuple([by_name.get(name) for name in operator.inputs])
 
     return kernel

@@ -12,13 +12,18 @@ from typing import Any, NamedTuple
 import torch
 
 
-def has_kernel(name: str, key: str) -> bool:
-    """Whether torch's dispatcher has a kernel of `ddl::name` for a dispatch key, for `ddl doctor`.
+def below_autograd(overload: Any) -> Callable[..., Any]:
+    """The call of an overload below its own Autograd kernel, from which it is called.
 
-    Without the name: True, and a call would say it.
+    Every torch that is supported has the name, as torch.library itself uses it.
     """
-    has = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
-    return bool(has(f"ddl::{name}", key))
+    guard = torch._C._AutoDispatchBelowAutograd
+
+    def call(*values: Any) -> Any:
+        with guard():
+            return overload(*values)
+
+    return call
 
 
 def allow_inductor_fallback(*names: str) -> None:

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from ddl import _native
 
 from .checks import check_is_dense
-from .declarations import Operator
+from .declarations import Forward, Operator
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -63,7 +63,8 @@ def raise_refusal(operator: Operator, values: tuple[Any, ...], error: Exception)
         _refuse_transforms(operator, values, error)
     refusal = _native.take_refusal(str(error))
     if refusal is None:
-        check(operator, values)
+        if isinstance(operator, Forward):
+            check(operator, values)
         raise error
     exception, memory = refusal
     if isinstance(exception, (TypeError, ValueError)):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddl.ops import declarations, devices, plain
+from ddl.ops import declarations, devices, plain, private
 from ddl.ops.checks import (
     as_gate,
     autocast_dtype,
@@ -378,9 +378,7 @@ def step(
     # Plain PyTorch returns no statistics: every state is stored.
     if chain is not None and stats is not None:
         if type(direction) is not Tensor:
-            # The result of a collective that may still run: torch waits for those among an
-            # operator's arguments, but not for those in an optional list.
-            write = write._replace(direction=direction.clone())
+            write = write._replace(direction=private.waited(direction))
         chain = chain.after(state, write, stats)
     result = RewriteReadResult(new_state, context, new_value, new_gate)
     return result, left if continues else chain

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeGuard
 import torch
 from torch import Tensor
 
-from . import declarations
+from . import declarations, private
 from .declarations import Forward
 from .refusals import raise_refusal
 
@@ -98,8 +98,8 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
 
 
 def _is_traced(grad: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether a gradient on a CPU is one of a graph that is traced, and not a plain tensor."""
-    return grad is not None and type(grad) is not Tensor and grad.device.type == "cpu"
+    """Whether a gradient on a CPU is one of a graph that torch.compile traces."""
+    return grad is not None and private.is_traced_for_compile(grad) and grad.device.type == "cpu"
 
 
 def _wanted(operator: Forward) -> Callable[[tuple[bool, ...], Gradients], int]:

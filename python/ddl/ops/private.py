@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 
 def below_autograd(overload: Any) -> Callable[..., Any]:
@@ -24,6 +25,30 @@ def below_autograd(overload: Any) -> Callable[..., Any]:
             return overload(*values)
 
     return call
+
+
+def is_traced_for_compile(tensor: Tensor) -> bool:
+    """True for torch.compile's functional tensors, whose copies it drops if nobody needs them.
+
+    Without the class: no gradient is overwritten.
+    """
+    module = sys.modules.get("torch._subclasses.functional_tensor")
+    functional_tensor = getattr(module, "FunctionalTensor", None)
+    return functional_tensor is not None and isinstance(tensor, functional_tensor)
+
+
+def waited(tensor: Tensor) -> Tensor:
+    """The result of a collective without the wrapper in which torch may return it.
+
+    The dispatcher looks for such wrappers among arguments, but not in an optional list. Without the
+    class: the tensor, and a chain of rewrites that has one is refused.
+    """
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    wrapper = getattr(module, "AsyncCollectiveTensor", None)
+    if wrapper is None or not isinstance(tensor, wrapper):
+        return tensor
+    result: Tensor = tensor.trigger_wait()
+    return result
 
 
 def allow_inductor_fallback(*names: str) -> None:

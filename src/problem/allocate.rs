@@ -34,50 +34,32 @@ pub trait Allocate {
         }
     }
 
-    /// Allocates two outputs, of which either may be left out.
+    /// Whether two outputs that are always used together are allocated as one.
+    fn joins(&self) -> bool {
+        false
+    }
+
+    /// Allocates two outputs, of which either may be left out, or one output `name` that has both, one after the other.
     fn joined(
         &mut self,
-        _name: &'static str,
-        parts: [Part; 2],
-        dtype: Dtype,
-        beside: &Tensor,
-    ) -> Result<[Option<Tensor>; 2]> {
-        self.separate(parts, dtype, beside)
-    }
-
-    /// Allocates one output with two parts, one after the other.
-    #[cfg(feature = "torch")]
-    fn one_of_two(
-        &mut self,
         name: &'static str,
-        parts: [Part; 2],
-        dtype: Dtype,
-        beside: &Tensor,
-    ) -> Result<[Option<Tensor>; 2]> {
-        if parts.iter().all(|(_, shape)| shape.is_none()) {
-            self.absent_output()?;
-            return Ok([None, None]);
-        }
-        let len = |shape: &Option<Vec<usize>>| shape.as_ref().map_or(0, |shape| shape.iter().product());
-        let (first, second): (usize, usize) = (len(&parts[0].1), len(&parts[1].1));
-        let both = self.output(name, &[first + second], dtype, beside)?;
-        let mut begin = 0;
-        Ok(parts.map(|(name, shape)| {
-            let part = shape.map(|shape| both.part(name, begin, shape));
-            begin = first;
-            part
-        }))
-    }
-
-    /// Allocates two outputs, each by itself.
-    fn separate(
-        &mut self,
         [first, second]: [Part; 2],
         dtype: Dtype,
         beside: &Tensor,
     ) -> Result<[Option<Tensor>; 2]> {
-        let mut next = |(name, shape): Part| self.optional_output(name, shape.as_deref(), dtype, beside);
-        Ok([next(first)?, next(second)?])
+        if !self.joins() {
+            let mut next = |(name, shape): Part| self.optional_output(name, shape.as_deref(), dtype, beside);
+            return Ok([next(first)?, next(second)?]);
+        }
+        if first.1.is_none() && second.1.is_none() {
+            self.absent_output()?;
+            return Ok([None, None]);
+        }
+        let len = |(_, shape): &Part| shape.as_ref().map_or(0, |shape| shape.iter().product());
+        let (begin, end): (usize, usize) = (len(&first), len(&second));
+        let both = self.output(name, &[begin + end], dtype, beside)?;
+        let part = |at, (name, shape): Part| shape.map(|shape| both.part(name, at, shape));
+        Ok([part(0, first), part(begin, second)])
     }
 
     /// Allocates the next output like `tensor`.

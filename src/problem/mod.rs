@@ -12,8 +12,6 @@ mod rewrites;
 mod sizes;
 
 pub use allocate::Allocate;
-#[cfg(feature = "torch")]
-pub use allocate::Part;
 #[cfg(feature = "python")]
 pub use delta_rule::{DeltaRule, Given, OverTime, SavedOverTime};
 pub use expand::Expand;

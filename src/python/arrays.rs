@@ -8,7 +8,7 @@ use pyo3::types::PyDict;
 
 use super::described::{dtype_named, operator_named};
 use crate::error::{Error, Result};
-use crate::problem::{Allocate, Part};
+use crate::problem::Allocate;
 use crate::tensor::{Device, Dtype, Tensor, dtypes_of};
 use crate::torch::run::{Caller, Target};
 use crate::torch::source::{Overwritten, Source, placeholder};
@@ -124,14 +124,8 @@ impl Allocate for NumPy {
         Ok(None)
     }
 
-    fn joined(
-        &mut self,
-        name: &'static str,
-        parts: [Part; 2],
-        dtype: Dtype,
-        beside: &Tensor,
-    ) -> Result<[Option<Tensor>; 2]> {
-        self.one_of_two(name, parts, dtype, beside)
+    fn joins(&self) -> bool {
+        true
     }
 }
 

@@ -166,7 +166,6 @@ impl Tensor {
     }
 
     /// Returns the part of these elements that begins with element `first`, under another name.
-    #[cfg(feature = "torch")]
     pub fn part(&self, name: &'static str, first: usize, shape: Vec<usize>) -> Tensor {
         let (dtype, device) = (self.dtype, self.device.clone());
         let ptr = if self.ptr.is_null() { self.ptr } else { self.ptr.wrapping_add(first * dtype.size()) };

@@ -8,7 +8,7 @@ use super::shims::shims;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, Call, Memory};
 use crate::error::{Error, Result};
-use crate::problem::{Allocate, Part};
+use crate::problem::Allocate;
 use crate::tensor::{Device, Dtype, Tensor};
 
 /// The caller of an operator, which allocates its outputs and says where it runs.
@@ -140,18 +140,8 @@ impl Allocate for Run {
         Ok(None)
     }
 
-    fn joined(
-        &mut self,
-        name: &'static str,
-        parts: [Part; 2],
-        dtype: Dtype,
-        beside: &Tensor,
-    ) -> Result<[Option<Tensor>; 2]> {
-        if self.joins {
-            self.one_of_two(name, parts, dtype, beside)
-        } else {
-            self.separate(parts, dtype, beside)
-        }
+    fn joins(&self) -> bool {
+        self.joins
     }
 }
 

@@ -162,6 +162,8 @@ def test_what_does_not_fit_is_refused():
         stream(x[0], history=History())
     with pytest.raises(ValueError, match=r"^`history` must be used under torch.no_grad"):
         stream(x, history=History())
+    with torch.no_grad(), pytest.raises(ValueError, match=r"^`x` must have at least one token"):
+        make_stream(STREAMS["token"])(normal(2, 0, D), history=History())
     stream.sublayers[1] = nn.Linear(D, D + 1)
     for given in ({}, {"history": History()}):
         with torch.no_grad(), pytest.raises(ValueError, match=r"^`sublayers\[1\]` must return sha"):

@@ -9,8 +9,9 @@ import torch
 
 import ddl
 from ddl import functional, reference
-from ddl.ops import devices
+from ddl.ops import declarations, devices
 from tests.ops.test_ops import compare
+from tests.ops.test_ops_torch import positional
 from tests.support.helpers import present
 from tests.support.op_cases import F32, F64, inputs, parameters
 from tests.support.plain_operators import run_plain
@@ -150,3 +151,23 @@ def test_a_fake_cuda_tensor_keeps_its_operator(monkeypatch):
     """A machine without a GPU can trace for one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices.has_kernels(torch.device("cuda:0"))
+
+
+def test_a_chain_leads_from_its_anchor_to_the_state(monkeypatch):
+    """A backward gets the anchor; the operators' own calls never give plain PyTorch a chain."""
+    t = inputs((2, 5), 6, 2) | parameters(6, 2, "channel")
+    link = [t[name].flip(0) for name in ("direction", "value", "gate")]
+    state, stats = torch.ops.ddl.rewrite(t["state"], *link, 0.1, 0, True)
+    t |= {"anchor": t["state"], "state": state, "chain": [*link, stats]}
+    leaves = [t[name].requires_grad_() for name in ("state", "direction", "compress")]
+    arguments = positional("rewrite_read", t)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        _, context, value, *_ = declarations.rewrite_read.call(*arguments)
+        return torch.autograd.grad(context.sin().sum() + value.sum(), leaves)
+
+    expected = gradients()
+    monkeypatch.setattr(devices, "_KNOWN", {torch.device("cpu"): False})  # the warning was given
+    run_plain(monkeypatch)
+    for actual, wanted in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(actual, wanted)

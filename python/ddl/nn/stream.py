@@ -29,7 +29,7 @@ from .linear import form_parameters
 from .padding import without_padding
 from .read import Read, make_reads
 from .residual import DeltaResidual
-from .trunk import Call, run
+from .trunk import Call, as_stream, run
 
 __all__ = ["DeltaStream", "Expand", "Read"]
 
@@ -211,8 +211,8 @@ class DeltaStream(nn.Module):
         dtype = autocast_dtype(x)
         if keep is not None:
             x = without_padding(x, keep)
-        if self.stream_dtype is not None and dtype is not None:
-            x = x.to(getattr(torch, self.stream_dtype))
+        if self.stream_dtype is not None:
+            x = as_stream(x, self.stream_dtype)
         return run(self, x, call, dtype, history=history, keep=keep, starts=document_starts)
 
     def resolved(

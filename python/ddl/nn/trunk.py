@@ -185,14 +185,13 @@ def boundary(
         starts = None
     if slot is None or not read.looks_back():
         return functional.step(state, write, read, starts, chain=chain)
-    again = partial(_again, read)
-    pending = slot.history.get(slot.name, again)
+    pending = slot.history.get(slot.name, partial(_recomputed, read))
     result, left = functional.step(state, write, read, starts, pending=pending, continues=True)
     slot.history.set(slot.name, left, result.state)
     return result, None
 
 
-def _again(
+def _recomputed(
     read: ReadParameters, state: Tensor, pending: Tensor | None, starts: Tensor | None
 ) -> tuple[RewriteReadResult, Tensor | None]:
     """Read the tokens before a crop once more; the second result is what they leave."""

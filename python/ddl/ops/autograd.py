@@ -36,7 +36,8 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
     numbers = slice(inputs + starts + chains, inputs + len(operator.passed))
     saved = [operator.outputs.index(name) for name in operator.saved]
     results = len(operator.results)
-    saves, anchor = operator.names.index("saves"), operator.place.get("anchor")
+    saves = operator.names.index("saves")
+    anchor = operator.names.index("anchor") if chains else None
     wanted = _wanted(operator)
 
     class Derivative(torch.autograd.Function):
@@ -137,7 +138,11 @@ class _Last(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> NoReturn:
-        refuse_derivative("double backward", ctx.operator)
+        name = ctx.operator.name
+        raise NotImplementedError(
+            f"double backward of `ddl.{name}` must go through `ddl.reference.{name}`, "
+            "got the fused operator, which has first reverse-mode derivatives only"
+        )
 
 
 def _without_derivative(operator: Forward, gradients: Gradients) -> Gradients:
@@ -146,11 +151,3 @@ def _without_derivative(operator: Forward, gradients: Gradients) -> Gradients:
         operator, *[None if grad is None else grad.detach().requires_grad_() for grad in gradients]
     )
     return result
-
-
-def refuse_derivative(kind: str, operator: Forward) -> NoReturn:
-    """Raise NotImplementedError: the operator has first reverse-mode derivatives only."""
-    raise NotImplementedError(
-        f"{kind} of `ddl.{operator.name}` must go through `ddl.reference.{operator.name}`, "
-        "got the fused operator, which has first reverse-mode derivatives only"
-    )

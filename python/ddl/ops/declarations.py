@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 
@@ -49,16 +48,15 @@ class Operator:
 class Forward(Operator):
     """An operator that has a derivative, and its backward.
 
-    inputs: the arguments that have gradients, the first `operands` of which are a call's own and
-    not parameters. passed: those that the backward gets, too. rest: those of the forward alone.
-    results: the outputs that have gradients. saved: those that the backward gets. left: all others.
+    inputs: the arguments that have gradients. passed: those that the backward gets, too. rest:
+    those of the forward alone. results: the outputs that have gradients. saved: those that the
+    backward gets. left: all others.
 
     The overload `kernel` is the same without a derivative, refused where gradients are recorded:
     calls.py records them around it.
     """
 
     backward: Operator
-    kernel: Callable[..., Any]
 
     def __init__(
         self,
@@ -67,7 +65,6 @@ class Forward(Operator):
         passed: str = "",
         rest: str = "",
         *,
-        operands: int,
         results: str,
         saved: str = "",
         left: str = "",
@@ -75,7 +72,7 @@ class Forward(Operator):
         parts = [part for part in (inputs, passed, rest) if part]
         outputs = list(dict.fromkeys(f"{results} {saved} {left}".split()))
         super().__init__(name, ", ".join(parts), " ".join(outputs))
-        self.operands, self.results, self.saved = operands, results.split(), saved.split()
+        self.results, self.saved = results.split(), saved.split()
         self.inputs = [argument.split(" ")[1] for argument in inputs.split(", ")]
         self.passed = [argument.split(" ")[1] for argument in passed.split(", ") if argument]
         kind = "Tensor" if len(self.results) == 1 else "Tensor?"
@@ -87,11 +84,6 @@ class Forward(Operator):
         self.backward = Operator(
             f"{name}_backward", ", ".join([*arguments, "int wanted"]), gradients
         )
-
-    @cached_property
-    def place(self) -> dict[str, int]:
-        """Where each argument is."""
-        return {name: at for at, name in enumerate(self.names)}
 
 
 # `erase` is a place in `ddl.results.ERASE`.
@@ -120,7 +112,6 @@ rewrite = Forward(
     f"Tensor state, {WRITE}",
     WRITE_NUMBERS,
     "bool saves",
-    operands=4,
     results="new_state",
     saved="stats",
 )
@@ -129,7 +120,6 @@ read = Forward(
     f"Tensor state, {READ}",
     f"{DOCUMENTS}, {READ_NUMBERS}",
     f"ScalarType? context_dtype, {PIECES}",
-    operands=1,
     results="context new_value new_gate",
     saved=READ_SAVED,
     left="new_pending",
@@ -139,7 +129,6 @@ rewrite_read = Forward(
     f"Tensor state, {WRITE}, {READ}",
     f"{DOCUMENTS}, {CHAIN}, {WRITE_NUMBERS}, {READ_NUMBERS}",
     f"ScalarType? context_dtype, {ANCHOR}, {PIECES}",
-    operands=4,
     results="new_state context new_value new_gate",
     saved=READ_SAVED,
     left="new_pending",
@@ -150,7 +139,6 @@ expand = Forward(
     "Tensor x, Tensor? weight",
     f"{DOCUMENTS}, int value_channels",
     "Tensor? before, bool saves",
-    operands=1,
     results="state",
     left="new_before",
 )
@@ -160,7 +148,6 @@ delta_rule = Forward(
     "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g, Tensor? initial_state",
     f"{DOCUMENTS}, float? scale",
     "bool saves",
-    operands=4,
     results="y final_state",
     saved="errors states",
 )

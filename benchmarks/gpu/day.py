@@ -142,7 +142,7 @@ def day(device: str, crew: Crew) -> list[Part]:
         Part("chains", 50, chains),
         turns("bfloat16", 3),
         Part("counters", 60, [counters(title(c), c, kernel) for kernel, c in counted]),
-        Part("decode", 60, [Job("decode", "decode", device, decode)]),
+        Part("generation", 60, [Job("decode", "decode", device, decode)]),
         Part("launch", 20, [Job("launch", "launch", device, {"calls": sizes["calls"], **rounds})]),
     ]
 

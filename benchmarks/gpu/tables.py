@@ -146,7 +146,7 @@ def roof(lines: list[Line]) -> Table:
 def decoded(lines: list[Line]) -> Table:
     columns = ("residual", "steps", "ms per token", "× without a graph", "over additive")
     table = Table("Generation of one sequence", columns, labels=2)
-    for line in measured(lines, "decode"):
+    for line in measured(lines, "generation"):
         goals = DECODE if line["mode"] == "graph" else {}
         figures = [f"{line[x]:.2f}{mark(line[x], goals.get(x))}" for x in DECODE]
         table.add(line["residual"], line["mode"], number(line, "ms", ".2f"), *figures)

@@ -23,8 +23,6 @@ from ddl.results import ReadParameters, Write
 from .cache import history_of
 from .state import State
 
-__all__ = ["ADDED", "BLOCK", "NORM_EPS", "DeltaBlock"]
-
 BLOCK = ("attn", "mlp")  # every module in nanochat's Block
 ADDED = ("read_attn", "read_mlp", "res_attn", "res_mlp", "expand", "readout")
 NORM_EPS = torch.finfo(torch.float32).eps  # torch's default, in the type that it normalises in

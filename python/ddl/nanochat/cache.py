@@ -9,8 +9,6 @@ import torch
 from ddl.nanogpt.mixin import derived
 from ddl.nn.history import History
 
-__all__ = ["cached", "history_of"]
-
 Class = TypeVar("Class", bound=type)
 
 

@@ -26,8 +26,6 @@ from ddl.options import RESIDUAL_OPTIONS, STREAM_OPTIONS, Compress, ExpandKind, 
 from .block import ADDED, BLOCK, NORM_EPS, DeltaBlock
 from .optimizer import with_stream
 
-__all__ = ["convert", "converted"]
-
 GPT = TypeVar("GPT", bound=nn.Module)
 Class = TypeVar("Class", bound=type[nn.Module])
 

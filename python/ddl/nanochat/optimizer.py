@@ -10,8 +10,6 @@ from torch import nn
 
 from ddl.nanogpt.mixin import derived
 
-__all__ = ["with_stream"]
-
 OF_THE_STREAM = "ddl"  # a group's key
 
 

@@ -19,8 +19,6 @@ from ddl.results import Chain, Write
 
 from .annealing import Annealing, blend
 
-__all__ = ["BLOCK", "DeferredRewrite", "DeltaBlock"]
-
 BLOCK = ("ln_1", "attn", "ln_2", "mlp")  # every module in nanoGPT's Block
 
 

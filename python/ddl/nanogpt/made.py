@@ -10,8 +10,6 @@ from torch import nn
 from .mixin import Converted, WithOptions, derived
 from .model import rewrite_blocks
 
-__all__ = ["converted", "converted_class"]
-
 Class = TypeVar("Class", bound=type[nn.Module])
 
 _PLAIN: ContextVar[bool] = ContextVar("plain", default=False)  # True in `from_pretrained`

@@ -25,18 +25,6 @@ from .block import BLOCK, DeltaBlock
 from .mixin import Converted, WithOptions, derived
 from .wiring import check_forward
 
-__all__ = [
-    "OF_THE_MODEL",
-    "check_additive",
-    "check_model",
-    "check_options_of",
-    "convert",
-    "rewrite_blocks",
-    "stream_for",
-    "sublayers_of",
-    "with_defaults",
-]
-
 GPT = TypeVar("GPT", bound=nn.Module)
 
 OF_THE_MODEL = ("norm_eps", "norm_affine", "device", "dtype")

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from ddl.nn.adapters import forward_of
 
-__all__ = ["check_forward"]
-
 
 class StandIn(nn.Module):
     """An elementwise function in a module's place; it notes what it got besides x."""

@@ -33,8 +33,6 @@ from .entry import Entry, check_arguments, looks_back
 from .stream import FinalNorm, Place, Scale, StreamNorm, check_norm, reading_norm
 from .structure import Structure, structure_of
 
-__all__ = ["ANNEAL_STEPS", "convert", "convert_with", "decoder_class"]
-
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 ANNEAL_STEPS = 2000

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -79,6 +82,19 @@ def test_each_call_has_a_graph_of_the_weights_of_then(graphs):  # noqa: F811
     second = model.generate(idx, 8, temperature=0)
     assert len(graphs) == 2
     assert not torch.equal(first, second)
+
+
+def test_a_graph_and_its_cache_go_with_the_call(graphs):  # noqa: F811
+    """Memory of a GPU is not left to the garbage collector."""
+    model, idx = model_of("ddl-tc"), prompt(1, 3)
+    gc.collect()
+    gc.disable()
+    try:
+        model.generate(idx, 8, temperature=0)
+        graph = weakref.ref(graphs.pop())
+        assert graph() is None
+    finally:
+        gc.enable()
 
 
 GPU = torch.device("cuda")

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl.nn.checks import require_own_forward
-from ddl.nn.graph import can_capture
+from ddl.nn.graph import GraphedStep, can_capture
 from ddl.nn.mixers import DeltaMixer
 from ddl.ops.checks import check_is_tensor
 from ddl.options import check_count, is_whole
@@ -203,28 +203,30 @@ class GPT(nn.Module):
         self._check_idx(idx, longest=None)
         length, block, attends = idx.shape[1], self.config.block_size, self.config.attends
         out = F.pad(idx, (0, max_new_tokens))
-        cache: Cache | None = Cache(self.config, static=can_capture(self, idx.device))
+        captured = can_capture(self, idx.device)
+        cache: Cache | None = Cache(self.config, static=captured)
         *past, new = out[:, max(0, length - block) if attends else 0 : length].split(block, dim=1)
         for earlier in past:
             with torch.inference_mode():
                 self(earlier, cache=cache, last=1)
+
+        def last_logits(new: Tensor) -> Tensor:
+            logits: Tensor = self(new, cache=cache, last=1).logits[:, -1]
+            return logits
+
+        graphed = GraphedStep(last_logits)
         for end in range(length, length + max_new_tokens):
             if attends and end > block:  # the window moves: all its tokens have others before them
                 cache, new = None, out[:, end - block : end]
             # `out` was made outside inference mode, so that it may be used in a training step.
             with torch.inference_mode():
-                logits = self._last_logits(new, cache)
+                single = captured and cache is not None and new.shape[1] == 1
+                logits = (graphed if single else last_logits)(new)
                 out[:, end : end + 1] = sampling.draw(logits)
             new = out[:, end : end + 1]
             if progress is not None:
                 progress()
         return out
-
-    def _last_logits(self, new: Tensor, cache: Cache | None) -> Tensor:
-        """Logits (B, V) after the last of the tokens new (B, T), which continue the cache."""
-        if cache is None or cache.static is None or new.shape[1] > 1:
-            return self(new, cache=cache, last=1).logits[:, -1]
-        return cache.history.step(lambda new: self(new, cache=cache).logits[:, -1], new)
 
     def learning_rate_scales(self) -> Iterator[tuple[nn.Parameter, float, float]]:
         """Factors of the parameters' learning rates and of Adam's ε; none if they are all 1."""

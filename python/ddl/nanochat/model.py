@@ -139,7 +139,10 @@ def _rewrite_blocks(model: Any, *, disable: bool = False, **options: Any) -> boo
     check_model(model, "nanochat", needed, BLOCK, formula, _added)
     blocks, weight = model.transformer.h, model.transformer.wte.weight
     stream, known = stream_for(
-        *(sublayers_of(blocks), weight, torch.float32, options),
+        sublayers_of(blocks),
+        options,
+        like=weight,
+        dtype=torch.float32,
         own=("disable",),
         fixed=FIXED,
         caller="ddl.nanochat.convert",

@@ -106,9 +106,7 @@ class DeltaBlock(nn.Module):
     ) -> tuple[Tensor, Tensor, Chain | None]:
         """Rewrite a state, if there is a write, and read it: X, x (B, T, d), and the chain to X."""
         read = require_exact_type(name, getattr(self, name), Read)
-        if (
-            read.compress == "identity"
-        ):  # X is its own read: the fused operator would store it twice
+        if read.compress == "identity":  # X is its own read, which the operator would store twice
             state = state if write is None else functional.write_to(state, write)
             return state, state.squeeze(-1), None
         result, chain = boundary(state, write, read.raw(state), chain=chain)

@@ -171,8 +171,10 @@ def rewrite_blocks(
         check_additive(**options)
     blocks, weight = model.transformer.h, model.transformer.wte.weight
     stream, known = stream_for(
-        *(sublayers_of(blocks), weight, weight.dtype),
+        sublayers_of(blocks),
         {**options, "start": start, "anneal_steps": anneal_steps},
+        like=weight,
+        dtype=weight.dtype,
         own=OWN,
         fixed=FIXED,
         caller="ddl.nanogpt.convert",
@@ -200,10 +202,10 @@ def sublayers_of(blocks: Any) -> list[nn.Module]:
 
 def stream_for(
     sublayers: list[nn.Module],
-    like: Tensor,
-    dtype: torch.dtype,
     options: dict[str, Any],
     *,
+    like: Tensor,
+    dtype: torch.dtype,
     own: tuple[str, ...],
     fixed: dict[str, Any],
     caller: str,

@@ -158,7 +158,7 @@ class Branches(nn.Module):
             each = () if self.rewrites == 1 else (self.rewrites,)
             shape = (*context.shape[:-1], *each, self.value_channels)
             value = gate.new_full(shape, self.value_constant)
-        if self.rewrites > 1 and self.further is not None:
+        if self.rewrites > 1 and self.further is not None:  # a number is looked up faster
             direction = self.further(sublayer_out)
         if keep is not None:
             gate = without_padding(gate, keep)

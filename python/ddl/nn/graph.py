@@ -13,7 +13,8 @@ WARM_UP = 2  # steps before the capture, in which kernels are compiled and buffe
 class GraphedStep:
     """A step for one token of each sequence, captured after `WARM_UP` calls and then replayed.
 
-    work: maps tokens (B, 1) to a result, (B, …), and leaves its past at the same addresses.
+    work: maps tokens (B, 1) to a result, (B, …), from a static History, which keeps the past at the
+    same addresses.
     """
 
     def __init__(self, work: Callable[[Tensor], Tensor]) -> None:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ddl.options import check_count, refuse
 
-from .graph import GraphedStep
-
 __all__ = ["History"]
 
 # (inputs (B, T, …), what was left before them, None) → (result, what they leave).
@@ -80,7 +78,6 @@ class History:
         self._tokens, self._new_tokens = 0, 0  # that can be taken back
         self._dtype: torch.dtype | None = None
         self._resolved: tuple[Hashable, Any] = (None, None)  # a key, and what was resolved for it
-        self._graphed: GraphedStep | None = None
 
     def begin(self, dtype: torch.dtype | None = None) -> None:
         """Start a forward pass: discard what was set and not committed.
@@ -188,15 +185,6 @@ class History:
         if self._resolved[0] != key:
             self._resolved = (key, resolve())
         return self._resolved[1]
-
-    def step(self, work: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
-        """Return work(tokens), which extends this static history by one token of each sequence.
-
-        tokens: (B, 1) on a GPU. The first call with a History decides on `work`; after two steps it
-        is captured in a CUDA graph, and its result is overwritten by the next step.
-        """
-        self._graphed = self._graphed or GraphedStep(work)
-        return self._graphed(tokens)
 
     def select(self, rows: Tensor) -> None:
         """Replace the batch by the sequences `rows`, (B',) int64, to reorder or repeat them."""

@@ -100,7 +100,9 @@ def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> N
     dtype = torch.promote_types(like.dtype, torch.float32)
     stream, known = stream_for(
         [nn.Identity() for _ in range(2 * len(layers))],  # places: the layers have the sublayers
-        *(like, dtype, options),
+        options,
+        like=like,
+        dtype=dtype,
         own=("start", "anneal_steps", "train"),
         fixed=FIXED,
         caller="ddl.hf.convert",

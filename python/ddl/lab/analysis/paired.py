@@ -174,8 +174,7 @@ def _verdicts(baseline: str, others: Sequence[Difference]) -> list[str]:
             by = f"{abs(mean):.4f} ({least:.4f} to {most:.4f})"
             found.append(f"{costs}, {better} is better than {worse} by {by}.")
     for costs, names in alike.items():
-        all_of = f"neither {names[0]}" if len(names) == 1 else f"none of {', '.join(names)}"
-        found.append(f"{costs}, {all_of} nor {baseline} is better: the interval contains zero.")
+        found.append(f"{costs}, no difference from {baseline} is clear: {', '.join(names)}.")
     return found
 
 

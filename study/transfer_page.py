@@ -1,4 +1,4 @@
-"""Write study/transfer.md's tables and docs/transfer.md's pictures from study/transfer.py's records.
+"""Write the tables of study/transfer.md and the pictures of docs/transfer.md from their records.
 
 python -m study.transfer_page          # after python -m study.transfer
 python -m study.transfer_page --check  # says whether they are current, exit status 1

@@ -29,8 +29,8 @@ BOX = (
     "`ddl-tc` has {speed:.2f} of the additive speed (compiled) and keeps {kept:.2f} times the "
     "memory.",
     "**Cost on a GPU** (one {gpu}, 124M parameters, compiled, autocast): `ddl-tc` has "
-    "{gpu_speed:.2f} of the speed and needs {gpu_memory:.2f} times the memory, so in equal time it sees "
-    "{gpu_speed:.0%} of the tokens. Whether it is still better then was not tried, and "
+    "{gpu_speed:.2f} of the speed and needs {gpu_memory:.2f} times the memory, so in equal time it "
+    "sees {gpu_speed:.0%} of the tokens. Whether it is still better then was not tried, and "
     "`ddl-tc-none` was not timed there.",
     "**The papers' own** `ddl`, `ddl-cc` and `ddl-tc` repeat the papers and show what erasing "
     "does. `ddl-cc`, the default of the modules, could not be told from additions.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,16 +51,15 @@ def comparison(variants: Variants) -> str:
     """
     comparisons, seeds = len(variants) - 1, len(variants[BASELINE])
     rows = [
-        f"| variant | parameters | learning rate | validation loss, {seeds} seeds | bits/byte "
+        f"| variant | parameters | learning rate | validation loss, {seeds} seeds "
         f"| difference from {BASELINE} | 95 % interval |",
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|",
     ]
     for name, runs in variants.items():
         first = next(iter(runs.values())).record
-        mean = statistics.mean(run.loss for run in runs.values())
         rows.append(
             f"| {spelled(name)} | {first['parameters']:,} | {first['config']['optim']['lr']:g} "
-            f"| {_mean(runs)} | {mean / math.log(2):.4f} "
+            f"| {_mean(runs)} "
             f"| {_difference(variants[BASELINE], runs, comparisons)} |"
         )
     return "\n".join(rows)

@@ -54,7 +54,7 @@ def parts(page: str) -> tuple[str, str, str]:
 
 
 def tables() -> str:
-    made = (of_models(), of_savings(), of_processes())
+    made = (of_models(), of_processes())
     return "\n\n" + "\n\n".join(made) + "\n\n"
 
 
@@ -94,23 +94,6 @@ def of_models() -> str:
         "Parameters, the batch of a process, and the CPU's memory for the model, GB:",
         ["", "d · layers · heads · f", "`ddl-cc`", "additive", "B × T", "host"],
         [row(name, config) for name, config in MODELS.items()],
-    )
-
-
-def of_savings() -> str:
-    """The most in a step, by N, alone and with recomputed sublayers."""
-
-    def row(name: str, config: TrainConfig, recompute: bool) -> list[str]:
-        used = replace(spread_over(config, 64, "fsdp2"), recompute=recompute)
-        most = [max(peak(anchored(used, every), 64)) for every in (1, None, 32)]
-        figures = [max(peak(additive(used), 64)), *most, most[0] - most[1]]
-        label = f"{name}, `--recompute`" if recompute else name
-        return [label, *(gb(figure) for figure in figures)]
-
-    return table(
-        "The most that a process holds in a step, GB, with FSDP2 on 64 GPUs:",
-        ["", "additive", "`ddl-cc`, N = 1", "N by default", "N = 32", "the default saves"],
-        [row(name, config, again) for name, config in MODELS.items() for again in (False, True)],
     )
 
 

@@ -22,16 +22,15 @@ BOX = (
     "An untrained decoder of transformers: "
     "`import ddl.hf; model = ddl.hf.convert(model, {stream}, start=None)`",
     "From nothing: `ddl train demo --model.residual ddl-tc-none --optim.lr {lr:g}`",
-    "**Gain** at d {d}, in nats per byte: {gain:.3f} at equal tokens, {gain_in_time:.3f} at equal "
-    "seconds of one CPU thread. A convolution alone (`additive-conv`) gains {convolved:.3f}, and "
-    "its step takes {convolved_time:.2f} times as long as an additive one.",
+    "**Gain** at d {d}, nats per byte: {gain:.3f} at equal tokens, {gain_in_time:.3f} at equal "
+    "seconds of one CPU thread. `additive-conv`, its convolution alone, gains {convolved:.3f} "
+    "and takes {convolved_time:.2f} times as long as additions.",
     "**Cost on a CPU**: a step takes {time:.2f} times as long on one thread at d {d}. At d {wide} "
     "`ddl-tc` has {speed:.2f} of the additive speed (compiled) and keeps {kept:.2f} times the "
     "memory.",
     "**Cost on a GPU** (one {gpu}, 124M parameters, compiled, autocast): `ddl-tc` has "
-    "{gpu_speed:.2f} of the speed and needs {gpu_memory:.2f} times the memory, so in equal time it "
-    "sees {gpu_speed:.0%} of the tokens. Whether it is still better then was not tried, and "
-    "`ddl-tc-none` was not timed there.",
+    "{gpu_speed:.2f} of the speed and needs {gpu_memory:.2f} times the memory: in equal time it "
+    "sees {gpu_speed:.0%} of the tokens. Whether it is still better then was not tried.",
     "**The papers' own** `ddl`, `ddl-cc` and `ddl-tc` repeat the papers and show what erasing "
     "does. `ddl-cc`, the default of the modules, could not be told from additions.",
     "**Nobody knows** whether this holds for larger models, longer training or other text "

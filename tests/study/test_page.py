@@ -166,7 +166,7 @@ def test_the_comparison(root: Path) -> None:
         f"−{0.1 + half:.4f} to −{0.1 - half:.4f}",
     ]  # fmt: skip
     assert hc[0] == "hc"
-    assert hc[5] == "+0.0000"
+    assert hc[4] == "+0.0000"
 
 
 def test_the_questions(root: Path) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from ddl.lab.bench import plain
 from ddl.lab.bench.agreement import check, check_drift, drift, make, results
 from ddl.lab.bench.measure import MismatchError
+from ddl.lab.bench.oracle import peer
 from ddl.lab.bench.tables import progress
 from ddl.lab.config import GPTConfig
 
@@ -52,7 +52,7 @@ def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
     backbone = backbone_of(args)
     for residual in args.variants:
         model = make(configured(backbone, residual, args))
-        oracle = model if residual == "additive" else plain.peer(model)
+        oracle = model if residual == "additive" else peer(model)
         forms = {"plain": oracle} if residual == "additive" else {"fused": model, "plain": oracle}
         for form, module in forms.items():
             if form == "plain" and residual != "additive" and not args.peer:

@@ -20,9 +20,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from common.floor import boundary_features
-from ddl.lab.bench import agreement, plain
+from ddl.lab.bench import agreement
 from ddl.lab.bench.clock import Clock
 from ddl.lab.bench.measure import MismatchError
+from ddl.lab.bench.oracle import peer
 from ddl.lab.bench.traffic import boundary
 from ddl.lab.config import PRESETS
 from ddl.models import GPT
@@ -139,7 +140,7 @@ def step(compiled: Any, batch: Tensor) -> None:
 
 def check(model: GPT, batch: Tensor) -> Line:
     """In float32 the model must agree with plain PyTorch; under autocast it must stay near."""
-    oracle = model if model.config.residual == "additive" else plain.peer(model)
+    oracle = model if model.config.residual == "additive" else peer(model)
     exact = agreement.results(oracle, batch)
     worst = agreement.check(agreement.results(model, batch), exact)
     drift = agreement.drift(under_autocast(model, batch), exact)

@@ -26,6 +26,7 @@ pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CHUNK_STEPS", CHUNK_STEPS)?;
     module.add_function(wrap_pyfunction!(registration::register, module)?)?;
     module.add_function(wrap_pyfunction!(registration::operators, module)?)?;
+    module.add_function(wrap_pyfunction!(registration::simd_level, module)?)?;
     module.add_function(wrap_pyfunction!(registration::take_refusal, module)?)?;
     module.add_function(wrap_pyfunction!(described::check, module)?)?;
     module.add_function(wrap_pyfunction!(warmup::search_nvrtc_in, module)?)?;

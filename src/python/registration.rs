@@ -3,6 +3,7 @@
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
+use crate::cpu::simd::dispatch::level_name;
 use crate::error::Error;
 use crate::torch::dispatch::{self, OPERATORS};
 
@@ -22,6 +23,12 @@ pub fn operators() -> Vec<(String, Vec<String>, Vec<&'static str>)> {
         (operator.name.into(), operator.arguments(), outputs)
     };
     OPERATORS.iter().map(row).collect()
+}
+
+/// Returns the name of the vector instructions that the CPU kernels use.
+#[pyfunction]
+pub fn simd_level() -> &'static str {
+    level_name()
 }
 
 /// Takes this thread's last refusal if `text` begins with its sentence; None otherwise. Returns the exception to raise

@@ -169,7 +169,7 @@ def test_plain_operators_agree_with_the_reference(
     load: Any, op: str, m: int, features: torch.dtype, state: torch.dtype
 ) -> None:
     problems, bench = load("ddl.lab.bench.problems"), load("ddl.lab.bench.ops")
-    plain = getattr(load("ddl.lab.bench.plain_ops"), op)
+    plain = getattr(load("ddl.lab.bench.plain"), op)
     for form in problems.forms_of(op, m):
         one = problems.Case(op, form, 15, m, 2, 9, state, features)
         forms = {style: partial(plain, style=style) for style in bench.plain_styles(one)}

@@ -33,6 +33,20 @@ static LEVEL: LazyLock<Level> = LazyLock::new(|| {
     }
 });
 
+/// The name of the vectors in use, for a report.
+pub fn level_name() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    return match *LEVEL {
+        Level::Avx512(_) => "AVX-512",
+        level if level.as_avx2().is_some() => "AVX2",
+        _ => "SSE2",
+    };
+    #[cfg(target_arch = "aarch64")]
+    return "NEON";
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    "portable"
+}
+
 /// Runs `body` compiled for the widest vectors present.
 #[inline]
 pub fn dispatch<B: WithSimd>(body: B) -> B::Output {

@@ -115,37 +115,13 @@ def test_the_last_record_of_a_file_is_the_baseline(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "nonsense", "[1, 2]", "[" * 100000, "1" * 5000,
-     '{"benchmark": "ops"}', '{"benchmark": "bench", "results": 3}',
-     '{"benchmark": "bench", "machine": {}, "config": {}, "device": "", "results": [{}]}'],
-)  # fmt: skip
+    ["", "nonsense", "[1, 2]", "[" * 100000, "1" * 5000, '{"benchmark": "ops"}'],
+)
 def test_what_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "before.jsonl"
     path.write_text(text, encoding="utf-8")
-    sentence = rf"^`baseline` must be a file that `--out` wrote, got {path} without a whole record"
+    sentence = rf"^`baseline` must be a file that `--out` wrote, got {path} without a record"
     with pytest.raises(InputError, match=sentence):
-        read_baseline(path)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"ratio": "x"}, {"ratio": 0}, {"ratio": None}, {"ratio": -1.0}, {"ratio": float("nan")},
-     {"ratio": 1e-320}, {"p95_over_baseline": float("inf")}, {"p95_over_baseline": 10**400}],
-)  # fmt: skip
-def test_figures_that_no_run_has_are_refused(changed: dict[str, Any], tmp_path: Path) -> None:
-    """They would end in a traceback, or in a gate that lets everything pass."""
-    path = tmp_path / "before.jsonl"
-    path.write_text(json.dumps(made({**row("a"), **changed})) + "\n")
-    with pytest.raises(InputError, match=r"without a whole record of `ddl bench`$"):
-        read_baseline(path)
-
-
-def test_a_row_with_half_of_its_figures_is_refused(tmp_path: Path) -> None:
-    half = row("a")
-    del half["p95_over_baseline"]
-    path = tmp_path / "before.jsonl"
-    path.write_text(json.dumps(made(half)) + "\n")
-    with pytest.raises(InputError, match=r"without a whole record of `ddl bench`$"):
         read_baseline(path)
 
 

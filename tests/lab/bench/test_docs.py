@@ -12,7 +12,7 @@ import pytest
 from ddl.lab import cli
 from ddl.lab.cli.command import parse
 from ddl.lab.config import PARTS
-from ddl.lab.doctor.examine import sections
+from ddl.lab.doctor.examine import SECTIONS
 from tests.support import ROOT
 
 TEXT = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
@@ -45,4 +45,4 @@ def test_its_commands_are_understood(line: str, monkeypatch: pytest.MonkeyPatch)
 def test_it_names_every_part_and_section() -> None:
     assert {"ddl doctor", "ddl bench"} <= {" ".join(line.split()[:2]) for line in COMMANDS}
     assert set(PARTS) <= set(ROWS)
-    assert {name.replace("_", " ") for name in sections()} <= set(ROWS)
+    assert {name.replace("_", " ") for name in SECTIONS} <= set(ROWS)

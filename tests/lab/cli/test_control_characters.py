@@ -196,7 +196,7 @@ def sweep(text: str) -> Callable[[], None]:
 
 RESUME = ["train", "--resume", "run"]
 SMALL = {"device": "cpu", "hidden-size": 32, "layers": 1, "time": 8, "batch": 2, "repeats": 2}
-BENCH = ["bench", "norm", *(f"--{name}={value}" for name, value in SMALL.items())]
+BENCH = ["bench", "ops", *(f"--{name}={value}" for name, value in SMALL.items())]
 # The function plants a name in a file, which the command reads and shows.
 CASES: list[tuple[Callable[[], None], list[str]]] = [
     (task, ["compare", "run"]),
@@ -263,7 +263,7 @@ def test_what_is_quoted_needs_no_guard(
 # A command requires these before it looks at another option.
 REQUIRED = {
     "train": ["tiny"],
-    "bench": ["norm"],
+    "bench": ["ops"],
     "prepare": ["text.txt", "--out", "out", "--tokenizer", "bytes"],
     "report": ["run", "--out", "out.html"],
     "export": ["run", "--hf", "out"],

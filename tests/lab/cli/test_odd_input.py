@@ -82,7 +82,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("sample LONG", "inspect run --data LONG", "export run --hf LONG", "import LONG out"),
         *("train tiny --data LONG --out out", "train tiny --validation LONG --out out"),
         *("train tiny --out LONG", "prepare LONG --tokenizer bytes --out out", "report LONG"),
-        *("prepare text.txt --tokenizer bytes --out LONG", "bench norm --out LONG"),
+        *("prepare text.txt --tokenizer bytes --out LONG", "bench ops --out LONG"),
         *("prepare text.txt --tokenizer LONG --out out", "compare run run --plot LONG"),
         *("eval run --tasks LONG", "eval run --tasks x --include-path LONG"),
     ],

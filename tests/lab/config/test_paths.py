@@ -22,7 +22,7 @@ from ddl.lab.cli import COMMANDS, main
 from ddl.lab.config import BenchConfig, PrepareConfig, TrainConfig
 from ddl.lab.config.stored import from_json
 from ddl.lab.config.sweeps import parse_sweep
-from ddl.lab.doctor.cache import cache
+from ddl.lab.doctor.kernels import cache
 from ddl.lab.doctor.report import Report
 
 # Fields of text that are no paths; every other one has to be marked as one that may be.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddl.lab.analysis.labels import spread
-from ddl.lab.explore.chart import Line, Range, draw, ticks
+from ddl.lab.explore.chart import Line, draw
 from ddl.lab.explore.heat import heat, shade
 from ddl.lab.explore.series import Curve
 from ddl.lab.explore.words import compact, rows, safe, safe_line, shorten, wrap
@@ -23,33 +23,23 @@ def shown(*lines: Line, width: int = 32, height: int = 8, **options: object) -> 
 def test_lines_letters_and_axes() -> None:
     lines = [Line(curve(5, 3, 1), "a", ""), Line(curve(4, 4, 4), "b", "red", faint=True)]
     assert shown(*lines, width=30) == [
-        "       5 ┤a⠦⣄⡀                ",
-        "         │⠤⠤⠤⠭⠷⢤⣤⠤⠤⠤⠤⠤⠤⠤⠤⠤⠤⠤⠤⠤",
-        "         │      ⠈⠙⠲⢤a         ",
-        "         │          ⠈⠓⠦⣄⡀     ",
-        "         │              ⠙⠲⢤⣀  ",
-        "         │                 ⠈⠓a",
-        "         └┬─────────┬────────┬",
-        "          0         1        2",
-    ]
-    assert shown(Line(curve(0, 1), "a", ""), width=28) == [
-        "       1 ┤               ⢀⣠a",
-        "         │            ⣀⡤⠞⠉  ",
-        "         │         ⣀⡴⠚⠁     ",
-        "         │      ⣠⠴⠋⠁        ",
-        "         │  ⢀⣠⠖⠋⠁           ",
-        "       0 ┤a⠞⠉               ",
-        "         └┬────────┬───────┬",
-        "          0       0.5      1",
+        " ┌───────────────────────────┐",
+        " │a⠒⠤⢄⣀                      │",
+        "4┤⠒⠒⠒⠒⠒⠉⠑⠒⠤⢄⣀⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒│",
+        " │           ⠉⠑⠒⠤⣀⡀          │",
+        "2┤                ⠈⠑⠒⠤⢄⡀     │",
+        " │                     ⠈⠉⠒⠤⢄a│",
+        " └┬────────────┬────────────┬┘",
+        "  0            1            2 ",
     ]
 
 
 def test_a_logarithmic_axis_leaves_out_what_is_not_positive() -> None:
     text = shown(Line(curve(0, 1, 10, 100, 1000, -5), "a", ""), log=True, height=14)
-    labels = [line[:8].strip() for line in text if "┤" in line]
+    labels = [line.split("┤")[0].strip() for line in text if "┤" in line]
     assert labels == ["1000", "100", "10", "1"]
     short = shown(Line(curve(2.1, 3.4), "a", ""), log=True, height=14)
-    assert [line[:8].strip() for line in short if "┤" in line] == ["3", "2.5"]
+    assert [line.split("┤")[0].strip() for line in short if "┤" in line] == ["3", "2.5"]
     assert "nothing to draw" in shown(Line(curve(0, -1), "a", ""), log=True)[0]
 
 
@@ -80,12 +70,6 @@ def test_many_points_take_little_time() -> None:
 def test_nothing_and_no_room() -> None:
     assert shown() == ["There is nothing to draw yet."]
     assert shown(Line(curve(1), "a", ""), width=10) == ["The window is too small for curves."]
-
-
-def test_ticks_are_round_and_inside() -> None:
-    assert ticks(Range(0, 1), 5) == [0, 0.2, 0.4, 0.6, 0.8, 1]
-    assert ticks(Range(2.93, 3.41), 4) == [3, 3.2, 3.4]
-    assert ticks(Range(0, 60_000), 5) == [0, 20_000, 40_000, 60_000]
 
 
 def test_a_heat_map_has_numbers_and_colours() -> None:

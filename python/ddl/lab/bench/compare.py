@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 
 from ddl.errors import InputError, reason_of
 from ddl.lab.config import BenchConfig
-from ddl.options import is_number
 
 from . import jsonl
 
 BENCHMARK = "bench"  # `benchmark` in a record of `ddl bench`
-COMPARED = ("ratio", "p95_over_baseline")
-LEAST = 1e-12  # of a ratio of two times, and 1 over it the largest
 MACHINE = ("cpu", "cores", "simd", "system")
 
 Record = dict[str, Any]
@@ -35,31 +32,10 @@ def read_baseline(path: Path) -> Record:
         got = f"{path}: {reason_of(error)}"
         raise InputError("baseline", "be a file that `--out` wrote", got) from error
     ours = [r for r in records if isinstance(r, dict) and r.get("benchmark") == BENCHMARK]
-    if not ours or not _is_whole(ours[-1]):
-        got = f"{path} without a whole record of `ddl bench`"
+    if not ours:
+        got = f"{path} without a record of `ddl bench`"
         raise InputError("baseline", "be a file that `--out` wrote", got)
     return ours[-1]
-
-
-def _is_whole(record: Record) -> bool:
-    """Whether a record has what a comparison reads; a file may have been written by hand."""
-    fields = {"machine": dict, "config": dict, "results": list, "device": str}
-    if not all(isinstance(record.get(name), kind) for name, kind in fields.items()):
-        return False
-    return all(
-        isinstance(row, dict) and {"part", "what", "gate"} <= row.keys() and _has_times(row)
-        for row in record["results"]
-    )
-
-
-def _has_times(row: Record) -> bool:
-    """Whether a row has both figures that are compared, or none, as one that was wrong."""
-    found = [row[name] for name in COMPARED if name in row]
-    return not found or (len(found) == len(COMPARED) and all(map(_is_positive, found)))
-
-
-def _is_positive(figure: Any) -> bool:
-    return is_number(figure) and LEAST < figure < 1 / LEAST
 
 
 def require_sizes(before: Record, sizes: dict[str, Any]) -> None:
@@ -72,26 +48,26 @@ def require_sizes(before: Record, sizes: dict[str, Any]) -> None:
 
 def compare(run: Record, before: Record, config: BenchConfig) -> Comparison:
     """Compare the rows of a run with those of an earlier one, by name."""
-    old = {_name(row): row for row in before["results"]}
-    regressions, missing = [], []
-    for row in run["results"]:
-        was = old.get(_name(row))
-        if row["gate"]["red"] is not None:
-            continue
-        if was is None or "ratio" not in was:
-            missing.append(_name(row))
-            continue
-        regressions += slower(row, was, config.min_ratio, config.max_p95)
-    if missing and len(missing) == sum(row["gate"]["red"] is None for row in run["results"]):
+    old = {_name(row): row for row in before["results"] if "ratio" in row}
+    rows = [row for row in run["results"] if "ratio" in row]
+    missing = [_name(row) for row in rows if _name(row) not in old]
+    regressions = []
+    for row in rows:
+        if _name(row) in old:
+            regressions += slower(row, old[_name(row)], config.min_ratio, config.max_p95)
+    if missing and len(missing) == len(rows):
         regressions.append("nothing was compared, because the baseline has times of no such row")
-    return Comparison(regressions, [*other_machine(run, before), *without(missing)])
+    notes = other_machine(run, before)
+    if missing:
+        notes.append(f"the baseline has no times of {', '.join(missing)}: not compared")
+    return Comparison(regressions, notes)
 
 
 def slower(row: Record, was: Record, min_ratio: float, max_p95: float) -> list[str]:
     """Sentences that say by how much a row is slower than allowed."""
     found = []
     kept = row["ratio"] / was["ratio"]
-    if not kept >= min_ratio:
+    if not kept >= min_ratio:  # also if it is NaN
         found.append(
             f"{_name(row)}: its ratio must be at least {min_ratio:g} of {was['ratio']:.3f}, got"
             f" {row['ratio']:.3f}, which is {kept:.2f} of it"
@@ -115,13 +91,6 @@ def other_machine(run: Record, before: Record) -> list[str]:
         return []
     return [f"the baseline is of another machine or device ({'; '.join(differ)}), whose ratios "
             "differ for that reason, too"]  # fmt: skip
-
-
-def without(missing: list[str]) -> list[str]:
-    """A sentence about rows that the earlier run has not, or has without times."""
-    if not missing:
-        return []
-    return [f"the baseline has no times of {', '.join(missing)}: not compared"]
 
 
 def _name(row: Record) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ddl import functional
 
-from . import plain_ops
+from . import plain
 from .clock import Clock
 from .measure import MismatchError, gb_per_second
 from .problems import OPS, TOLERANCES, Case, Operator, Problem, build, check, cotangents, forms_of
@@ -130,7 +130,7 @@ def measure(case: Case, rounds: int, clock: Clock) -> list[Row]:
     """The rows of an operator; the baseline is the faster style of plain PyTorch in each half."""
     forms: dict[str, Operator] = {"fused": getattr(functional, case.op)}
     for style in plain_styles(case):
-        forms[style] = partial(getattr(plain_ops, case.op), style=style)
+        forms[style] = partial(getattr(plain, case.op), style=style)
     timed = time_forms(case, forms, clock, rounds)
     copies = [copy for form in timed.values() for copy, *_ in form.seconds]
     fused = timed.pop("fused")
@@ -142,8 +142,8 @@ def measure(case: Case, rounds: int, clock: Clock) -> list[Row]:
         row = Row("ops", f"{what} {half}", "plain PyTorch", red, fused.worst, fused.bytes[at])
         if red is None:
             row.seconds = [times[at] for times in fused.seconds]
-            plain = ([times[at] for times in form.seconds] for form in timed.values())
-            row.baseline_seconds = min(plain, key=statistics.median)
+            styles = ([times[at] for times in form.seconds] for form in timed.values())
+            row.baseline_seconds = min(styles, key=statistics.median)
             row.copy_gb_s = gb_per_second(clock.copied_bytes, copies)
         made.append(row)
     return made

@@ -14,7 +14,7 @@ from ddl.files import writing
 from ddl.lab.config import PARTS, BenchConfig
 from ddl.lab.device import pick_device
 
-from . import blocks, jsonl, models, norm, ops, record
+from . import jsonl, ops, record, residuals
 from .clock import Clock, describe
 from .compare import BENCHMARK, Comparison, compare, read_baseline, require_sizes
 from .row import Row
@@ -26,9 +26,8 @@ COPIED = {"cpu": 2**25, "cuda": 2**28}
 BUSY = 0.5  # processes for each core, before anything is measured
 MEASURES: dict[str, Callable[[Setting, Clock], Iterator[Row]]] = {
     "ops": ops.rows,
-    "blocks": blocks.rows,
-    "models": models.rows,
-    "norm": norm.rows,
+    "blocks": residuals.blocks,
+    "models": residuals.models,
 }
 
 

@@ -9,13 +9,13 @@ from ddl.lab.config import BenchConfig
 
 from .command import Command, parse
 
-HELP = """Measure this installation on this machine: operators, blocks, models and norms, each
+HELP = """Measure this installation on this machine: operators, blocks and models, each
 against its baseline in the same rounds. A time is reported only if the result agreed with
 ddl.reference in the same run.
 
 ddl bench
 
-ddl bench ops norm --device cuda --dtype bfloat16
+ddl bench ops --device cuda --dtype bfloat16
 
 To see whether a new version is slower, record one run and compare the next one with it; the exit
 status is 1 if a row is slower than allowed, or wrong:
@@ -47,4 +47,4 @@ def run(args: list[str]) -> int:
     return 1 if done.failed else 0
 
 
-COMMAND = Command("measure this machine: ddl bench [ops blocks models norm]", BenchConfig, run)
+COMMAND = Command("measure this machine: ddl bench [ops blocks models]", BenchConfig, run)

@@ -28,7 +28,7 @@ def run(args: list[str]) -> int:
     config = options(args)
     from ddl.lab.doctor.examine import examine, text
 
-    report = examine(whole_cache=config.whole_cache)
+    report = examine()
     if config.json:
         print(json.dumps(report.to_json()))
     else:
@@ -38,9 +38,8 @@ def run(args: list[str]) -> int:
 
 def options(args: list[str]) -> DoctorConfig:
     """The options, also without tyro if there is nothing to explain: an extra may be missing."""
-    known = {"--json": "json", "--whole-cache": "whole_cache"}
-    if find_spec("tyro") is None and set(args) <= known.keys():
-        return DoctorConfig(**{known[arg]: True for arg in args})
+    if find_spec("tyro") is None and set(args) <= {"--json"}:
+        return DoctorConfig(json=bool(args))
     return parse(DoctorConfig, args, prog="ddl doctor", description=HELP)
 
 

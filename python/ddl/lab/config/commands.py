@@ -22,9 +22,9 @@ class PrepareConfig:
     """Turn text into shards of tokens."""
 
     inputs: tuple[Path, ...]
-    """Files, or directories with them: text (.txt), JSON lines (.jsonl, .ndjson), each also as .gz,
-    and .parquet, in any case. A file that is named itself may have another suffix: .json is JSON
-    lines, any other a text."""
+    """Files, or directories with them: text (.txt), JSON lines (.jsonl, .ndjson), each also
+    compressed as .gz, .bz2, .xz or .zip, or as .zst with its package, and .parquet, in any case.
+    A file that is named itself may have another suffix: .json is JSON lines, any other a text."""
     out: Path | None = None
     """Directory to write: new, empty, or one that the same command began."""
     tokenizer: Annotated[str | None, NAMED_BY_TEXT] = None

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from ddl.fields import check_counts, check_literals, expand_paths, require, require_given
 from ddl.options import Residual, check_choice, check_least
 
-Part = Literal["ops", "blocks", "models", "norm"]
+Part = Literal["ops", "blocks", "models"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
@@ -20,9 +20,6 @@ class DoctorConfig:
 
     json: bool = False
     """Print one JSON document instead of text."""
-    whole_cache: bool = False
-    """Check every kernel in the cache directory for damage; otherwise for about two seconds, the
-    newest first."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +30,11 @@ class BenchConfig:
     """Parts to measure; without any, all of it.
     ops: each operator against plain PyTorch.
     blocks: attention and MLP with each residual, against the additive one.
-    models: training steps and cached generation, against the additive residual.
-    norm: the fused norm, and a LayerNorm outside the operator, against the additive residual."""
+    models: training steps and cached generation, against the additive residual."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the tensors of `ops` and `norm`. With bfloat16, blocks and models keep float32
+    """Dtype of the tensors of `ops`. With bfloat16, blocks and models keep float32
     parameters and run under autocast, with their states in bfloat16."""
     residuals: tuple[Residual, ...] = ("ddl", "ddl-cc", "ddl-tc")
     """Residuals of the parts `blocks` and `models`; each is compared with additive."""

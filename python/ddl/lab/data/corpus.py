@@ -21,7 +21,7 @@ from ddl.errors import InputError
 from ddl.models.tokenizers import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
 from ddl.paths import at_home
 
-from .content import HEAD, foreign
+from .documents import HEAD, looks_wide
 from .shards import Shards, is_prepared, map_file, open_shards, uncut
 
 if TYPE_CHECKING:  # the worker processes of `ddl prepare` do not wait for torch
@@ -134,13 +134,9 @@ def load(source: str | Path | None, *, held_out: bool = True) -> Corpus:
     if path.is_dir():
         return _load_directory(path, held_out)
     tokens = _map(path, "a text file or a directory", np.uint8)
-    other = foreign(path, tokens[:HEAD].tobytes())
-    if other is not None:
-        raise InputError(
-            "data",
-            "be UTF-8 text",
-            (f"{path}, which is {other.what}; `ddl prepare` reads JSON lines, gzip and parquet"),
-        )
+    if looks_wide(tokens[:HEAD].tobytes()):
+        got = f"{path}, which is full of zero bytes, as UTF-16 is"
+        raise InputError("data", "be UTF-8 text", got)
     _check_utf8(path, tokens)
     return _split(f"`{path}`", tokens, held_out)
 

@@ -12,6 +12,7 @@ from ddl.errors import first_line
 from .sources import Reading, Source, Unit, damaged
 
 HELD_OUT_BITS = 64
+HEAD = 4096  # bytes that are looked at
 
 
 class Piece(NamedTuple):
@@ -65,7 +66,14 @@ def _texts(unit: Unit, how: Reading) -> Iterator[bytes]:
         place += len(item or b"") + len(how.separator or b"") if is_text else 1
 
 
+def looks_wide(text: bytes) -> bool:
+    """Whether a text begins like UTF-16 or UTF-32, which may be valid UTF-8 with many zeros."""
+    return text[:HEAD].count(0) > len(text[:HEAD]) // 8
+
+
 def _check_utf8(source: Source, place: int, text: bytes) -> None:
+    if looks_wide(text):
+        raise damaged(source, f"byte {place} begins a text full of zero bytes, as UTF-16 has")
     try:
         text.decode("utf-8")
     except UnicodeDecodeError as error:

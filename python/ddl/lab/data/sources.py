@@ -7,7 +7,8 @@ alone, so the documents and their pieces are the same whatever the number of pro
 
 from __future__ import annotations
 
-import gzip
+import lzma
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from fsspec.utils import infer_compression
+
 from ddl.errors import InputError, reason_of
 
-from .content import HEAD, Foreign, foreign, inner
-
 UNIT = 2**20
+BROKEN = (zlib.error, lzma.LZMAError, zipfile.BadZipFile)  # errors of decompression
+# Suffixes of compressions that fsspec reads if a package is there.
+NEEDED = {".zst": "zstandard", ".lz4": "lz4", ".snappy": "python-snappy"}
 
 Format = Literal["text", "lines", "parquet"]
 FORMATS: dict[str, Format] = {
@@ -48,11 +52,11 @@ class Reading:
 
 
 class Source(NamedTuple):
-    """An input file."""
+    """An input file. compression: by the name that fsspec has for it; None for none."""
 
     path: Path
     format: Format
-    compressed: bool
+    compression: str | None
 
 
 class Unit(NamedTuple):
@@ -80,7 +84,7 @@ def find(inputs: Sequence[Path]) -> list[Source]:
     In a directory, files of unknown suffix are left out, and .json, which seldom has a document in
     each line. A file that is itself in `inputs` is read as text if its suffix is unknown, and as
     JSON lines if it is .json. Suffixes are compared without case. Raises InputError if there is no
-    file, one cannot be read, or its first bytes are those of something else.
+    file, or one has a compression whose package is missing.
     """
     found: list[Path] = []
     for path in inputs:
@@ -100,34 +104,23 @@ def find(inputs: Sequence[Path]) -> list[Source]:
                 f"{path} without any",
             )
         found += inside
-    sources = [
-        Source(path, _format(path) or "text", path.suffix.lower() == ".gz") for path in found
-    ]
-    for source in sources:
-        with reading(source.path):
-            other = _foreign(source)
-        if other is not None:
-            raise InputError(
-                "inputs", f"be {_expected(source)}", f"{source.path}, which is {other}"
-            )
-    return sources
+    return [Source(path, _format(path) or "text", _compression(path)) for path in found]
 
 
 def _format(path: Path) -> Format | None:
-    return FORMATS.get(inner(path).suffix.lower())
+    if _compression(path) is None:
+        return FORMATS.get(path.suffix.lower())
+    inner = FORMATS.get(path.with_suffix("").suffix.lower())
+    return None if inner == "parquet" else inner
 
 
-def _foreign(source: Source) -> Foreign | None:
-    """The kind of a file if its suffix says another; None if it may be what that says."""
-    with source.path.open("rb") as file:
-        head = file.read(HEAD)
-        if source.format == "parquet":
-            return foreign(source.path, head, "parquet")
-        if not source.compressed:
-            return foreign(source.path, head)
-        other = foreign(source.path, head, "gzip")
-        file.seek(0)
-        return other or foreign(inner(source.path), gzip.GzipFile(fileobj=file).read(HEAD))
+def _compression(path: Path) -> str | None:
+    kind: str | None = infer_compression(path.name)
+    needed = NEEDED.get(path.suffix.lower())
+    if kind is None and needed is not None:
+        expected = "be files whose compression can be read"
+        raise InputError("inputs", expected, f"{path}, which needs the package {needed}")
+    return kind
 
 
 @contextmanager
@@ -135,7 +128,7 @@ def reading(path: Path) -> Iterator[None]:
     """Turn an error of reading `path` into an InputError that names it."""
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:  # gzip raises all of them
+    except (OSError, EOFError, *BROKEN) as error:
         raise InputError("inputs", "be readable files", f"{path}: {reason_of(error)}") from error
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
-import io
+import codecs
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from fsspec.compression import compr
+
 from ddl.errors import InputError, first_line
 
-from .content import BOM
 from .documents import first_piece, is_held_out
 from .sources import UNIT, Reading, Source, Unit, reading
 
+BOM = codecs.BOM_UTF8  # belongs to no text
 BATCH = 64  # rows of a parquet file that are in memory at once
 
 
@@ -35,8 +36,8 @@ def _units(source: Source, how: Reading) -> Iterator[Unit]:
         return
     with reading(source.path), source.path.open("rb") as raw:
         file: IO[bytes] = raw
-        if source.compressed:
-            file = io.BufferedReader(gzip.GzipFile(fileobj=raw), UNIT)
+        if source.compression is not None:
+            file = compr[source.compression](raw, mode="rb")
         if file.read(len(BOM)) != BOM:
             file.seek(0)
         if source.format == "lines":

@@ -26,7 +26,7 @@ FIX = "reinstall ddl-rs and torch; if that does not help, open an issue with thi
 
 def selftest(report: Report) -> Facts:
     """Run the test on the CPU and on every GPU that has kernels; a problem for each that fails."""
-    from .operators import gpu_kernels
+    from .kernels import gpu_kernels
 
     devices = ["cpu"]
     try:

@@ -24,7 +24,9 @@ from .records import Trained
 
 ROOT = Path(__file__).parent.parent
 PAGE, PROTOCOL = "docs/results.md", "study/README.md"
-IN_PROTOCOL = {"tuning", "devices", "provenance", "again"}  # tables
+IN_PROTOCOL = {  # tables
+    "audit", "smaller", "normalisation", "tuning", "devices", "provenance", "again",
+}  # fmt: skip
 # Those of the pictures, in the order of the legends.
 PICTURED = (
     "additive", "additive-conv", "hc", "cc", "cc-none", "tc", "tc-separate", "tc-none",

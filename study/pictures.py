@@ -19,6 +19,11 @@ BASELINE = "additive"
 RECORDS = "Description"  # the PNG's field for the digest of the records
 
 
+def spelled(name: str) -> str:
+    """The name of a variant as readers know it: that of the residual, if there is one of it."""
+    return f"ddl-{name}" if name.startswith(("cc", "tc")) else name
+
+
 def curves(variants: Variants, path: Path, digest: str) -> None:
     """Validation losses over training, and their differences from the baseline, seed by seed."""
 
@@ -26,7 +31,7 @@ def curves(variants: Variants, path: Path, digest: str) -> None:
         losses, differences = figure.subplots(1, 2)
         for number, (name, runs) in enumerate(variants.items()):
             steps, values = validation(runs.values())
-            losses.plot(steps, values.mean(0), label=name, **look(number))
+            losses.plot(steps, values.mean(0), label=spelled(name), **look(number))
             if name == BASELINE:
                 differences.axhline(0, color="black", lw=1)
                 continue
@@ -59,7 +64,7 @@ def gates(variants: Variants, path: Path, digest: str) -> None:
             mean = np.mean([[s["beta"] for s in r.record["training"]] for r in runs], axis=0)
             image = rows[0][column].imshow(mean.T, aspect="auto", vmin=0, vmax=2, cmap="viridis")
             label_steps(rows[0][column], steps)
-            rows[0][column].set_title(name)
+            rows[0][column].set_title(spelled(name))
             counts = np.mean([r.record["depth"]["eigenvalue_counts"] for r in runs], axis=0)
             shares = counts / counts.sum(1, keepdims=True)
             extent = (-1, 1, len(shares) - 0.5, -0.5)
@@ -87,7 +92,9 @@ def spectra(variants: Variants, path: Path, digest: str) -> None:
             )
             numbers = np.arange(1, len(median) + 1) + 0.08 * (number - len(variants) / 2)
             ends = (median - low, high - median)
-            values.errorbar(numbers, median, ends, elinewidth=0.8, label=name, **look(number))
+            values.errorbar(
+                numbers, median, ends, elinewidth=0.8, label=spelled(name), **look(number)
+            )
             rank = np.mean([run.record["depth"]["effective_rank"] for run in shown[name]], axis=0)
             ranks.plot(range(len(rank)), rank, **look(number))
         values.set(
@@ -118,7 +125,7 @@ def survival(variants: Variants, path: Path, digest: str) -> None:
         (row,) = figure.subplots(1, len(means), squeeze=False)
         for axes, (name, mean) in zip(row, means.items(), strict=True):
             image = axes.imshow(mean, vmin=low, vmax=1, cmap="viridis")
-            axes.set_title(name)
+            axes.set_title(spelled(name))
             axes.set_xlabel("after sublayer")
             ticks = range(0, len(mean), 2)
             axes.set_xticks(ticks, ["start", *(str(i - 1) for i in ticks[1:])], fontsize=8)

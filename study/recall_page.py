@@ -32,9 +32,9 @@ def table(which: str) -> str:
     rates = {name: recall.tuned(name, compared, records)[1] for name in variants}
     baseline = next(iter(rates))
     rows = [
-        "| tokens, variables | variant | parameters | learning rate | accuracy | once | 2 to 4 "
-        f"times | more often | difference from {baseline} | 95 % interval |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| tokens, variables | variant | learning rate | accuracy | assigned once "
+        f"| difference from {baseline} | 95 % interval |",
+        "|---|---|---|---|---|---|---|",
     ]
     for task in compared.tasks:
         done = {name: found for name in rates if (found := of(records, name, task, rates[name]))}
@@ -66,10 +66,9 @@ def _row(task: recall.Task, name: str, runs: dict[int, Record], baseline: dict[i
     cells = [
         f"{task.block}, {task.variables}",
         f"`{name}`",
-        f"{first['parameters']:,}",
         f"{first['lr']:g}",
         f"{statistics.fmean(accuracy):.3f} ({min(accuracy):.3f}–{max(accuracy):.3f})",
-        *(f"{_share(runs, writes):.3f}" for writes in ((1,), (2, 3, 4), (5, 6, 7, 8))),
+        f"{_assigned_once(runs):.3f}",
     ]
     if runs is baseline:
         return f"| {' | '.join([*cells, '', ''])} |"
@@ -81,14 +80,9 @@ def _row(task: recall.Task, name: str, runs: dict[int, Record], baseline: dict[i
     return f"| {' | '.join([*cells, shown, f'{low:+.3f} to {high:+.3f}'])} |"
 
 
-def _share(runs: dict[int, Record], writes: tuple[int, ...]) -> float:
-    """The share of right answers among questions after so many assignments of a variable."""
-    groups = [
-        run["by_writes"][key]
-        for run in runs.values()
-        for n in writes
-        if (key := str(n)) in run["by_writes"]
-    ]
+def _assigned_once(runs: dict[int, Record]) -> float:
+    """The share of right answers among questions about a variable that was assigned once."""
+    groups = [run["by_writes"]["1"] for run in runs.values()]
     return sum(share * count for share, count in groups) / sum(count for _, count in groups)
 
 

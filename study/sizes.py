@@ -46,12 +46,10 @@ def record_of(residual: str, over: str, *, scaled: bool) -> Record:
 
 
 def table(kept: Collection[Record]) -> str:
-    """The picture, and the slopes beside the derived ones; a bold one is not near."""
+    """The slopes beside the derived ones; a bold one is not near."""
     if not kept:
         return "Not measured yet."
     rows = [
-        "![Sizes over width and depth](transfer-sizes.png)",
-        "",
         "| | over | size | derived | standard | mup, completep |",
         "|---|---|---|---|---|---|",
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from ddl.lab.analysis.student import interval
 
 from . import corpus
-from .pictures import BASELINE, Variants
+from .pictures import BASELINE, Variants, spelled
 from .records import Trained
 
 # In the order of the tables.
@@ -52,16 +51,15 @@ def comparison(variants: Variants) -> str:
     """
     comparisons, seeds = len(variants) - 1, len(variants[BASELINE])
     rows = [
-        f"| variant | parameters | learning rate | validation loss, {seeds} seeds | bits/byte "
+        f"| variant | parameters | learning rate | validation loss, {seeds} seeds "
         f"| difference from {BASELINE} | 95 % interval |",
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|",
     ]
     for name, runs in variants.items():
         first = next(iter(runs.values())).record
-        mean = statistics.mean(run.loss for run in runs.values())
         rows.append(
-            f"| {name} | {first['parameters']:,} | {first['config']['optim']['lr']:g} "
-            f"| {_mean(runs)} | {mean / math.log(2):.4f} "
+            f"| {spelled(name)} | {first['parameters']:,} | {first['config']['optim']['lr']:g} "
+            f"| {_mean(runs)} "
             f"| {_difference(variants[BASELINE], runs, comparisons)} |"
         )
     return "\n".join(rows)
@@ -81,7 +79,8 @@ def questions(sweeps: Mapping[str, Variants]) -> str:
         cells = _difference(found[base], found[name], len(asked)).split(" | ")
         shown = why if at == 0 or asked[at - 1][0] != why else ""
         layers = next(iter(found[name].values())).record["config"]["model"]["num_layers"]
-        rows.append(f"| {shown} | {2 * layers} | {cells[0]} | {name} − {base} | {cells[1]} |")
+        pair = f"{spelled(name)} − {spelled(base)}"
+        rows.append(f"| {shown} | {2 * layers} | {cells[0]} | {pair} | {cells[1]} |")
     return "\n".join(rows)
 
 
@@ -94,7 +93,7 @@ def deep(variants: Variants) -> str:
     for name, runs in ordered(variants).items():
         parameters = next(iter(runs.values())).record["parameters"]
         difference = _difference(variants[BASELINE], runs)
-        rows.append(f"| {name} | {parameters:,} | {_mean(runs)} | {difference} |")
+        rows.append(f"| {spelled(name)} | {parameters:,} | {_mean(runs)} | {difference} |")
     return "\n".join(rows)
 
 
@@ -114,7 +113,7 @@ def equal(main: Variants, flops: Variants, seconds: Variants, times: Mapping[str
             next(iter(found[name].values())).record["config"]["steps"] for found in (flops, seconds)
         ]
         rows.append(
-            f"| {name} | {cells[0]} | {steps[0]:,} | {cells[1]} | {times[name]:.2f} "
+            f"| {spelled(name)} | {cells[0]} | {steps[0]:,} | {cells[1]} | {times[name]:.2f} "
             f"| {steps[1]:,} | {cells[2]} |"
         )
     return "\n".join(rows)
@@ -147,7 +146,9 @@ def audit(variants: Variants) -> str:
             means = [statistics.mean(column) for column in zip(*values, strict=True)]
             digits = 3 if what == "loss without" else 2
             cells = [f"{mean:.{digits}f}" for mean in means] + [""] * (count + 1 - len(means))
-            rows.append(f"| {name if what == 'β' else ''} | {what} | {' | '.join(cells)} |")
+            rows.append(
+                f"| {spelled(name) if what == 'β' else ''} | {what} | {' | '.join(cells)} |"
+            )
     return "\n".join(rows)
 
 
@@ -162,7 +163,9 @@ def devices(main: Variants, cpu: Variants) -> str:
         ]
         if apart:
             largest = max(apart, key=abs)
-            rows.append(f"| {name} | {_signed(statistics.mean(apart))} | {_signed(largest)} |")
+            rows.append(
+                f"| {spelled(name)} | {_signed(statistics.mean(apart))} | {_signed(largest)} |"
+            )
     return "\n".join(rows)
 
 
@@ -188,14 +191,14 @@ def tuning(variants: Variants) -> str:
     for variant, losses in ordered(found).items():
         best = min(losses.values())
         cells = [_cell(losses.get(rate), best) for rate in rates]
-        rows.append(f"| {variant} | " + " | ".join(cells) + " |")
+        rows.append(f"| {spelled(variant)} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
 def smaller(variants: Variants) -> str:
     """Final losses of the smaller questions, and their differences from `default`."""
     rows = [
-        "| cc | validation loss | difference from default | 95 % interval |",
+        "| ddl-cc | validation loss | difference from default | 95 % interval |",
         "|---|---|---|---|",
     ]
     for name, runs in ordered(variants, SMALLER).items():

@@ -1,4 +1,4 @@
-"""Write the tables and pictures of docs/transfer.md from the records of study/transfer.py.
+"""Write the tables of study/transfer.md and the pictures of docs/transfer.md from their records.
 
 python -m study.transfer_page          # after python -m study.transfer
 python -m study.transfer_page --check  # says whether they are current, exit status 1
@@ -21,8 +21,9 @@ from .pictures import clean, look, save
 from .records import Record
 from .transfer import DEPTH, WIDTH, Curve, Question
 
+PAGE = Path(__file__).parent / "transfer.md"
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE, PICTURE, SIZES = (DOCS / f"transfer{end}" for end in (".md", ".png", "-sizes.png"))
+PICTURE, SIZES = DOCS / "transfer.png", DOCS / "transfer-sizes.png"
 
 
 def panels() -> Iterator[tuple[str, Question, list[GPTConfig]]]:
@@ -46,13 +47,11 @@ def rates_shown(kept: list[Record]) -> list[float]:
 
 
 def table(kept: list[Record]) -> str:
-    """The picture, and the losses by learning rate; the best, between others, is bold."""
+    """The losses by learning rate; the best, between others, is bold."""
     if not kept:
         return "Not trained yet."
     rates = rates_shown(kept)
     rows = [
-        f"![Loss over the learning rate]({PICTURE.name})",
-        "",
         f"| | size | seeds | {' | '.join(f'{lr:g}' for lr in rates)} |",
         f"|---|---|---|{'---|' * len(rates)}",
     ]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ddl.lab.config import GPTConfig, TrainConfig
 
-from .activations import kept
-from .memory import gathered, host_bytes, is_sharded, peak, state
+from .memory import gathered, host_bytes, peak, state
 from .parameters import count
-from .traffic import messages, sent
+from .traffic import sent
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
 MARKS = ("<!-- tables: begin. `python benchmarks/scale --write` writes them. -->", "<!-- end -->")
@@ -55,7 +54,7 @@ def parts(page: str) -> tuple[str, str, str]:
 
 
 def tables() -> str:
-    made = (of_models(), of_kept(), of_savings(), of_processes(), of_residuals())
+    made = (of_models(), of_processes())
     return "\n\n" + "\n\n".join(made) + "\n\n"
 
 
@@ -98,50 +97,6 @@ def of_models() -> str:
     )
 
 
-def of_kept() -> str:
-    """Parts of what a forward keeps."""
-
-    def row(name: str, config: TrainConfig) -> list[str]:
-        plain, again = additive(config), replace(config, recompute=True)
-        part: Callable[[TrainConfig], str] = lambda c: gb(kept(c).stream)  # noqa: E731
-        return [
-            name,
-            gb(kept(config).loss),
-            gb(kept(plain).sublayers),
-            gb(kept(config).sublayers),
-            gb(kept(again).sublayers),
-            part(plain),
-            *(part(anchored(config, every)) for every in (1, None, 32)),
-        ]
-
-    return table(
-        "What a forward pass keeps for its backward, GB: of the loss, inside the sublayers, of the"
-        " stream:",
-        [
-            *("", "loss", "sublayers, additive", "`ddl-cc`", "`ddl-cc`, `--recompute`"),
-            *("stream, additive", "`ddl-cc`, N = 1", "N by default", "N = 32"),
-        ],
-        [row(name, config) for name, config in MODELS.items()],
-    )
-
-
-def of_savings() -> str:
-    """The most in a step, by N, alone and with recomputed sublayers."""
-
-    def row(name: str, config: TrainConfig, recompute: bool) -> list[str]:
-        used = replace(spread_over(config, 64, "fsdp2"), recompute=recompute)
-        most = [max(peak(anchored(used, every), 64)) for every in (1, None, 32)]
-        figures = [max(peak(additive(used), 64)), *most, most[0] - most[1]]
-        label = f"{name}, `--recompute`" if recompute else name
-        return [label, *(gb(figure) for figure in figures)]
-
-    return table(
-        "The most that a process holds in a step, GB, with FSDP2 on 64 GPUs:",
-        ["", "additive", "`ddl-cc`, N = 1", "N by default", "N = 32", "the default saves"],
-        [row(name, config, again) for name, config in MODELS.items() for again in (False, True)],
-    )
-
-
 def of_processes() -> str:
     """Held, the most, and sent, by the number of GPUs."""
 
@@ -173,26 +128,4 @@ def of_processes() -> str:
             *("FSDP2 holds", "gathers", "most", "recomputed", "sends"),
         ],
         [row(name, config, gpus) for name, config in MODELS.items() for gpus in GPUS],
-    )
-
-
-def of_residuals() -> str:
-    """Bytes that the stream adds to those that are sent."""
-
-    def row(name: str, config: TrainConfig, parallel: str) -> list[str]:
-        cells = []
-        for processes in GPUS[1:]:
-            used = spread_over(config, processes, parallel)
-            ours, plain = sent(used, processes), sent(additive(used), processes)
-            cells.append(f"+{100 * (ours / plain - 1):.2f} %")
-            of_stream = [m for m in messages(used, processes) if m.what == "stream"]
-            own = sum(m.sent(processes) for m in of_stream) / 1e6
-            cells.append(f"{own:,.0f}" if is_sharded(used, processes) else "")
-        return [f"{name}, {parallel.upper()}", *cells]
-
-    head = [""] + [cell for gpus in GPUS[1:] for cell in (f"{gpus:,} GPUs", "of the stream, MB")]
-    return table(
-        "What `ddl-cc` sends more than the additive model, and the stream's own share:",
-        head,
-        [row(name, config, p) for name, config in MODELS.items() for p in ("ddp", "fsdp2")],
     )

@@ -16,6 +16,7 @@ STREAMS = ("float32", "bfloat16")
 READS = (("channel", 4), ("token", 4), ("identity", 1))
 PEAK_GB_S = {"H100": 3350, "H200": 4800}  # of the data sheet
 UNKNOWN = "not measured"
+PROBLEM = ("op", "form", "d", "m", "rewrites", "batch", "time", "state")
 ANCHORS = (1, 2, 4, 8)  # N: every N-th state is stored
 OLD_DEFAULT = 8  # N of steps whose records do not have it
 
@@ -36,11 +37,20 @@ def records(results: Path = RESULTS) -> tuple[list[Line], str]:
     )
 
 
+def measured(rows: list[str], labels: int) -> str:
+    """A table without the rows and columns that have no number. labels: its columns of names."""
+    head, *body = ([cell.strip() for cell in line.split("|")[1:-1]] for line in rows)
+    known = [cells for cells in body if set(cells[labels:]) - {UNKNOWN, ""}]
+    shown = [at for at in range(len(head)) if {cells[at] for cells in known} != {UNKNOWN}]
+    lines = [row(*(cells[at] for at in shown)) for cells in (head, *known)]
+    return "\n".join([lines[0], "|---" * len(shown) + "|", *lines[1:]])
+
+
 def steps(lines: list[Line]) -> str:
     """Speeds of compiled steps over additive ones, the bound in brackets; then peak memory."""
     names = [f"`{name}`" if erase == "tied" else f'`{name}`, `erase="none"`'
              for name, erase in VARIANTS]  # fmt: skip
-    rows = [row("stream", "N", "over additions in", *names), "|---" * (3 + len(names)) + "|"]
+    rows = [row("stream", "N", "over additions in", *names)]
     for stream in STREAMS:
         for n in (None, 1):
             cells = [of_step(lines, stream, n, *variant) for variant in VARIANTS]
@@ -54,17 +64,16 @@ def steps(lines: list[Line]) -> str:
         factors = [ratio(line, "memory_factor") for line in memory]
         label = default_of([line for line in memory[1:] if line])
         rows.append(row(f"memory, {stream} stream", label, "float32", *factors))
-    return "\n".join(rows)
+    return measured(rows, labels=3)
 
 
 def anchors(lines: list[Line]) -> str:
     """Milliseconds and peak memory of compiled steps by N, and of additions."""
     wide = ("ddl-cc", "ddl-tc")
     rows = [row("N", *(f"`{name}`, {unit}" for name in wide for unit in ("ms", "GiB")))]
-    rows.append("|---" * (1 + 2 * len(wide)) + "|")
     for n in ANCHORS:
         rows.append(row(str(n), *(x for name in wide for x in cost(lines, name, n))))
-    return "\n".join([*rows, row("additions", *cost(lines, "additive", None), "", "")])
+    return measured([*rows, row("additions", *cost(lines, "additive", None), "", "")], labels=1)
 
 
 def cost(lines: list[Line], residual: str, n: int | None) -> tuple[str, str]:
@@ -131,6 +140,47 @@ def operators(lines: list[Line]) -> str:
     return "\n".join(rows)
 
 
+def eager(lines: list[Line]) -> str:
+    """Speeds of eager steps over additive ones, and of operators over others' code."""
+    rows = [row("model", "precision", *(f"`{name}`" for name, _ in VARIANTS[:3]))]
+    found = {
+        (line["preset"], line["precision"], line["residual"]): f"{line['ratio']:.2f}"
+        for line in lines
+        if line["part"] == "train" and "ratio" in line
+    }
+    for preset, precision in dict.fromkeys(name[:2] for name in found):
+        ratios = [found.get((preset, precision, name), UNKNOWN) for name, _ in VARIANTS[:3]]
+        rows.append(row(f"GPT-2 {preset}", precision, *ratios))
+    plain, compiled = (spread(faster(lines, part)) for part in ("plain", "plain-compiled"))
+    liger = spread(faster(lines, "others"))
+    when = next((line["date"][:10] for line in lines if line["part"] == "plain"), "")
+    return (
+        f"{measured(rows, labels=2)}\n\nForward and backward together, an operator is {plain} "
+        f"times as fast as plain PyTorch in its faster style, and {compiled} times as fast as what "
+        f"torch.compile makes of it ({when}). Liger's mHC, another function of the same bytes, "
+        f"takes {liger} times as long as our rewrite and read, at d 768, 2,048 and 4,096."
+    )
+
+
+def faster(lines: list[Line], part: str) -> list[float]:
+    """How many times as fast as the best other code the operators of a part are."""
+    times: dict[tuple[Any, ...], dict[bool, float]] = {}
+    for line in lines:
+        if line["part"] == part and "forward" in line and line.get("beside") != "ours":
+            problem = tuple(line.get(name) for name in PROBLEM)
+            ours = line.get("candidate") == "fused" or line.get("library") == "ours"
+            taken = line["forward"]["median"] + line["backward"]["median"]
+            best = times.setdefault(problem, {})
+            best[ours] = min(taken, best.get(ours, taken))
+    return [best[False] / best[True] for best in times.values() if len(best) == 2]
+
+
+def spread(ratios: list[float]) -> str:
+    if not ratios:
+        return UNKNOWN
+    return " to ".join(f"{ratio:.{int(ratio < 10)}f}" for ratio in (min(ratios), max(ratios)))
+
+
 def source(lines: list[Line], files: str) -> str:
     """The machine, the day and the commit."""
     line = next(line for line in lines if line["part"] in ("steps", "train-compiled"))
@@ -149,5 +199,6 @@ def tables(results: Path = RESULTS) -> dict[str, str]:
     return {
         "gpu-steps": f"{steps(lines)}\n\n{end}",
         "gpu-anchors": f"{anchors(lines)}\n\n{end}",
+        "gpu-eager": f"{eager(lines)}\n\n{end}",
         "gpu-operators": f"{operators(lines)}\n\n{end}",
     }

@@ -1,4 +1,4 @@
-"""Write the tables of performance.md, gpu.md, variants.md and README from the newest records.
+"""Write the tables of performance.md, gpu.md, variants.md and README, and the box "Which variant?".
 
 python -m docs.scripts.performance          # after a benchmark has appended its record
 python -m docs.scripts.performance --check  # says which page is not current, exit status 1
@@ -15,7 +15,7 @@ from typing import Any
 
 from ddl.files import write_text
 
-from . import gpu
+from . import gpu, variant
 from .marked import fill
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +23,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 RESIDUALS = ("ddl", "ddl-cc", "ddl-tc")
 STREAMS = (("ddl", 1), ("ddl-cc", 4), ("ddl-cc", 16), ("ddl-tc", 4), ("ddl-tc", 16))  # with m
 OURS = "**ddl-rs**"
+FLOOR = "the bytes that must move, at the speed of a copy"
 
 Record = dict[str, Any]
 
@@ -56,7 +57,6 @@ def training() -> str:
     )
     plain = "the same in plain PyTorch, each part in its fastest form"
     paper = "the papers' published code (on an Intel Xeon)"
-    floor = "the bytes that must move, at the speed of a copy"
     every = anchors["config"]["anchor_every"]
     rows = [_head("", "", *(f"`{name}`" for name in RESIDUALS))]
     for mode in ("eager", "compiled"):
@@ -64,7 +64,7 @@ def training() -> str:
             _speeds(step, mode, told=OURS, label=f"{mode}, every state stored"),
             _speeds(step, mode, told=plain, form="plain"),
             _speeds(step, mode, told=paper, field="paper"),
-            _speeds(step, mode, told=floor, field="floor"),
+            _speeds(step, mode, told=FLOOR, field="floor"),
         ]
     label = f"compiled, `anchor_every={every}`, the default on a CPU with {every} sublayers"
     rows += [
@@ -72,7 +72,7 @@ def training() -> str:
         _speeds(
             autocast, "compiled", told=OURS, label="compiled, bfloat16 autocast, every state stored"
         ),
-        _speeds(autocast, "compiled", told=floor, field="floor"),
+        _speeds(autocast, "compiled", told=FLOOR, field="floor"),
     ]
     return "\n".join(rows)
 
@@ -125,14 +125,13 @@ def operators() -> str:
 
 
 def baselines() -> str:
-    """Parameters, FLOPs, kept bytes and speeds of every residual, over the additive one's."""
-    columns = ("residual", "parameters", "FLOPs", "kept bytes", "eager", "compiled")
+    """Parameters, FLOPs, kept bytes and compiled speed of residuals over the additive one's."""
+    columns = ("residual", "parameters", "FLOPs", "kept bytes", "speed, compiled")
     results = newest("streams")["results"]
     base, rows = results[0], [_head(*columns)]
     for row in results:
         ratios = [f"{row[name] / base[name]:.3f}" for name in ("parameters", "flops", "kept")]
-        speeds = [_uncertain(row[mode]) for mode in ("eager", "compiled")]
-        rows.append(_row(f"`{row['residual']}`", *ratios, *speeds))
+        rows.append(_row(f"`{row['residual']}`", *ratios, _uncertain(row["compiled"])))
     return "\n".join(rows)
 
 
@@ -185,13 +184,17 @@ def pages() -> Mapping[Path, str]:
     made, on_gpu = tables(), gpu.tables()
     streams = {"baselines": made.pop("baselines")}
     of_anchors = {"gpu-anchors": on_gpu["gpu-anchors"].replace("](../", "](../../")}
-    for_readme = {"training": made["training"], **on_gpu}
-    del for_readme["gpu-anchors"]
-    for_readme = {name: text.replace("](../", "](") for name, text in for_readme.items()}
     docs = ROOT / "docs"
+    box = variant.box(newest)
+    speeds = "\n".join(row for row in made["training"].splitlines() if FLOOR not in row)
+    for_readme = {"training": speeds, "which-variant": box}
+    for_readme = {name: text.replace("](../", "](") for name, text in for_readme.items()}
+    for_docs = {"which-variant": box.replace("](../docs/", "](")}
     marked = {
         docs / "performance.md": made,
         docs / "gpu.md": on_gpu,
+        docs / "index.md": for_docs,
+        docs / "nanogpt.md": for_docs,
         docs / "decisions" / "anchors.md": of_anchors,
         docs / "variants.md": streams,
         ROOT / "README.md": for_readme,

@@ -199,8 +199,10 @@ Residual = Literal[
     "ddl",
     "ddl-cc",
     "ddl-cc-noec",
+    "ddl-cc-none",
     "ddl-tc",
     "ddl-tc-noec",
+    "ddl-tc-none",
     "expanded",
 ]
 

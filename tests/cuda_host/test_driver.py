@@ -381,7 +381,7 @@ REFUSALS = [
     (
         {"STAND_IN_CAPABILITY": "75"},
         "cuda:0 cannot be used: it is a Stand-in 0, its compute capability is 7.5, and the kernels "
-        "need 8.0 or newer: move the tensors to the CPU, or use `ddl.reference`",
+        "need 8.0 or newer: move the model and its tensors to the CPU",
     ),
     (
         {"STAND_IN_FAIL": "cuDevicePrimaryCtxRetain 2"},

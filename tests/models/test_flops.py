@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -397,12 +396,3 @@ def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) ->
     assert printed is not None
     exec(compile(example[1], "docs/flops.md", "exec"), {})
     assert capsys.readouterr().out == printed[1]
-
-
-def test_every_formula_has_a_row() -> None:
-    functions = {
-        name
-        for name, value in vars(parts).items()
-        if inspect.isfunction(value) and value.__module__ == parts.__name__
-    }
-    assert set(re.findall(r"^\| `(\w+)`", PAGE, flags=re.MULTILINE)) == functions - {"work"}

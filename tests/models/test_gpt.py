@@ -59,6 +59,11 @@ def test_presets_have_the_papers_sizes(base: GPTConfig, residual: str, expected:
     assert added < 0.0022 * baseline.num_parameters()
 
 
+@pytest.mark.parametrize("name", ["ddl-cc", "ddl-tc"])
+def test_the_names_of_residuals_that_erase_nothing(name: str) -> None:
+    assert replace(SHORT, residual=f"{name}-none") == replace(SHORT, residual=name, erase="none")
+
+
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_a_token_changes_nothing_before_it(residual: str) -> None:
     model, idx = make(residual), tokens(2, 12)

@@ -11,18 +11,17 @@ import torch
 from torch import nn
 
 from ddl import DeltaResidual
-from ddl.nanogpt import DeltaBlock, convert
+from ddl.nanogpt import convert
 from tests.support import ROOT, nanogpt_standin
-from tests.support.nanogpt_cases import F64, added, groups, make, same, step, tokens
+from tests.support.nanogpt_cases import added, groups, make, same, step, tokens
 from tests.support.nanogpt_standin import GPT, GPTConfig
-from tests.support.tolerances import assert_close
 
 PAGE = ROOT / "docs" / "nanogpt.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
 DIFFS = [text for language, text in BLOCKS if language == "diff"]
-ONE_LINE, TRAIN, SAMPLE, BY_HAND = DIFFS
+(BY_HAND,) = DIFFS
 BLOCK = """\
 class Block(nn.Module):
     def __init__(self, config):
@@ -51,11 +50,10 @@ def execute(source: str, names: dict[str, Any]) -> None:
     exec(compile(source, "docs/nanogpt.md", "exec"), names)
 
 
-@pytest.mark.parametrize("diff", DIFFS, ids=["one line", "train.py", "sample.py", "by hand"])
-def test_hunks_are_counted_right(diff: str) -> None:
+def test_hunks_are_counted_right() -> None:
     """`patch` rejects hunks with wrong counts."""
     moved = 0
-    for numbers, lines in zip(HUNK.findall(diff), hunks(diff), strict=True):
+    for numbers, lines in zip(HUNK.findall(BY_HAND), hunks(BY_HAND), strict=True):
         start, old, new_start, new = map(int, numbers)
         signs = [line[:1] or " " for line in lines]
         assert (signs.count(" ") + signs.count("-"), signs.count(" ") + signs.count("+")) == (
@@ -71,53 +69,6 @@ def test_python_runs() -> None:
     names = {"GPT": GPT, "GPTConfig": GPTConfig, "model_args": {"bias": False}, "torch": torch}
     for text in PYTHON:
         execute(text, names | {"idx": idx, "targets": targets})
-
-
-def test_one_line() -> None:
-    names: dict[str, Any] = {"model": make()}
-    for hunk in hunks(ONE_LINE):
-        execute(plus(hunk), names)
-    assert isinstance(names["model"].transformer.h[0], DeltaBlock)
-    assert names["model"].transformer.h[0].expand.value_channels == 4
-
-
-def test_train_resume_and_sample() -> None:
-    """Run the lines that the two diffs add, in the order of nanoGPT's scripts."""
-    imported, flags, options, scratch, resume, _, saved = map(plus, hunks(TRAIN))
-    names: dict[str, Any] = {"model": make()}
-    for source in (imported, flags, options, scratch):
-        execute(source, names)
-    model = names["model"]
-    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
-    step(model, optimizer, 0)
-    checkpoint = eval("{" + saved + "}", names) | {"model": model.state_dict()}
-    assert checkpoint["delta_args"] == {"value_channels": 4, "expand": "conv", "disable": False}
-
-    for source in (imported + resume, "".join(map(plus, hunks(SAMPLE)))):
-        names = {"model": make(), "checkpoint": checkpoint}
-        execute(source, names)
-        names["model"].load_state_dict(checkpoint["model"])
-        assert same(names["model"], model)
-
-    names = {"model": make(), "delta": False}
-    for source in (imported, options.replace("value_channels=value_channels, ", ""), scratch):
-        execute(source, names)
-    assert type(names["model"]) is GPT
-
-
-def test_from_gpt2() -> None:
-    """With the added lines, the model starts as the pretrained one and is annealed."""
-    imported, flags, options, _, _, gpt2, _ = map(plus, hunks(TRAIN))
-    names: dict[str, Any] = {"model": make(F64)}
-    expected = names["model"](*tokens())[0]
-    for source in (imported, flags, options, gpt2):
-        execute(source, names)
-    model = names["model"]
-    assert_close("logits", model(*tokens())[0], expected, F64, depth=8)
-    assert model.transformer.h[0].expand.value_channels == 4
-    assert model.transformer.h[0].anneal.steps == 2000
-    step(model, model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu"), 0)
-    assert model.state_dict()["transformer.h.0.anneal.step"] == 1
 
 
 # --- by hand --------------------------------------------------------------------------------------
@@ -205,14 +156,10 @@ def test_names_of_the_table() -> None:
 
 
 def test_a_model_that_erases_nothing() -> None:
-    """As many parameters as the control has."""
-    (text,) = (text for text in PYTHON if "erase=" in text)
-    names: dict[str, Any] = {"GPT": GPT, "GPTConfig": GPTConfig, "model_args": {}}
-    execute(text, names)
-    tied = convert(make(), value_channels=4)
+    """As many parameters as one that erases; by hand, too."""
+    tied, none = (convert(make(), value_channels=4, erase=erase) for erase in ("tied", "none"))
     shapes = lambda model: {n: t.shape for n, t in model.state_dict().items()}  # noqa: E731
-    assert shapes(names["only_written"]) == shapes(tied)
-    assert names["only_written"].transformer.h[0].res_attn.erase == "none"
+    assert shapes(none) == shapes(tied)
     (by_hand,) = re.findall(r"`(DeltaResidual\(.*?\))`", TEXT)
     residual = eval(by_hand, {"DeltaResidual": DeltaResidual, "config": GPTConfig()})
     assert residual.erase == "none"

@@ -26,7 +26,6 @@ from torch.distributed.tensor import DTensor
 from ddl.lab import cli
 from ddl.models import GPT, Cache, GPTConfig
 from tests.nn.test_parallel import named
-from tests.nn.test_parallel_refused import PART, SHARD
 from tests.support import ROOT
 from tests.support.helpers import assert_same_gradients, randomise_
 from tests.support.processes import command, together
@@ -199,12 +198,6 @@ def test_ddl_train(folder: Path) -> None:
 
 def test_every_command_runs() -> None:
     assert [line[:3] == TORCHRUN for line in COMMANDS] == [True] * 5 + [False]
-
-
-def test_the_sentences() -> None:
-    (block,) = (text for language, text in BLOCKS if language == "text")
-    sentences = [" ".join(part.split()) for part in block.split("\n\n")]
-    assert sentences == [f"`x` must be{PART}", SHARD.format("reads[1]")]
 
 
 def test_linked_files_exist() -> None:

@@ -58,6 +58,26 @@ def test_python_blocks_run(namespace):
         assert any(isinstance(module, DeltaResidual) for module in model.modules())
 
 
+def test_the_box_runs(folder):
+    """Its two lines of code convert models, and its command is understood."""
+    from ddl.lab.cli.command import parse
+    from ddl.lab.config import PRESETS, TrainConfig
+
+    box = re.search(r"<!-- which-variant: begin.*?-->\n(.*?)<!--", README, re.DOTALL)[1]
+    assert len(box.splitlines()) <= 12
+    names = {"GPT": GPT, "model": plain()}
+    for code in re.findall(r"`(import .*?)`", box):
+        exec(compile(code, "README.md, the box", "exec"), names)
+    gpt = names["GPT"](GPTConfig(block_size=16, vocab_size=50, n_layer=2, n_head=2, n_embd=16))
+    for model in (gpt, names["model"]):
+        rewrites = [module for module in model.modules() if isinstance(module, DeltaResidual)]
+        assert rewrites
+        assert {residual.erase for residual in rewrites} == {"none"}
+    (command,) = re.findall(r"`ddl train demo (.*?)`", box)
+    config = parse(TrainConfig, shlex.split(command), default=PRESETS["demo"])
+    assert (config.model.residual, config.model.erase) == ("ddl-tc", "none")
+
+
 def test_nanogpt_block_trains(namespace):
     block = namespace["DeltaBlock"](namespace["config"])
     x = torch.randn(2, 8, 64, requires_grad=True)

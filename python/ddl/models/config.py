@@ -42,7 +42,10 @@ from ddl.options import (
 
 __all__ = ["BASELINES", "PUBLISHED", "RESIDUALS", "STREAMS", "GPTConfig"]
 
-RESIDUALS: tuple[str, ...] = get_args(Residual)
+# Names that stand for another residual with erase="none".
+NOT_ERASED: dict[str, Residual] = {"ddl-cc-none": "ddl-cc", "ddl-tc-none": "ddl-tc"}
+
+RESIDUALS: tuple[str, ...] = tuple(name for name in get_args(Residual) if name not in NOT_ERASED)
 
 # residual → `compress` and `expand` of DeltaStream.
 STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
@@ -106,7 +109,8 @@ class GPTConfig:
     residual: Residual = "ddl-cc"
     """How a sublayer's output joins the stream. ddl: the delta rule with
     one value channel. ddl-cc, ddl-tc: the delta rule with `value_channels`, read by channel or
-    token compression; with -noec, repetition replaces the embedding convolution.
+    token compression; with -noec, repetition replaces the embedding convolution. ddl-cc-none and
+    ddl-tc-none are the residuals of the shorter names with erase="none", and stored so.
     Baselines: additive: x + F(norm(x)). additive-conv: the same, each read after a causal
     convolution. Between `value_channels` streams, hc: hyper-connections (arXiv 2409.19606); mhc:
     manifold-constrained ones (arXiv 2512.24880); independent-hc: those of HY-V4; gated: the gated
@@ -233,8 +237,11 @@ class GPTConfig:
     or more for a single sum."""
 
     def __post_init__(self) -> None:
+        check_choice("residual", self.residual, get_args(Residual))
+        if self.residual in NOT_ERASED:
+            object.__setattr__(self, "residual", NOT_ERASED[self.residual])
+            object.__setattr__(self, "erase", "none")
         plain_numbers(self)
-        check_choice("residual", self.residual, RESIDUALS)
         given = _by_table_names(vars(self))
         check_options(given, MODEL_OPTIONS, _spelled)
         self._check_mixer_layers()

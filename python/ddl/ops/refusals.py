@@ -87,7 +87,8 @@ def refuse_transforms(*_: Any, **__: Any) -> NoReturn:
     """Raise NotImplementedError: the implementation of all operators under torch.func."""
     raise NotImplementedError(
         "the fused operators must be called outside of torch.func transforms "
-        "(vmap, grad, vjp, jvp, …), got a call inside one: use `ddl.reference` there"
+        "(vmap, grad, vjp, jvp, …), got a call inside one: only the functions of `ddl.reference` "
+        "can be called there"
     )
 
 
@@ -97,5 +98,6 @@ def refuse_tangents(operator: Operator, values: Sequence[Any]) -> None:
         if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
             raise NotImplementedError(
                 f"`{name}` must come without a forward-mode tangent, got a dual tensor: the fused "
-                "operators have reverse-mode derivatives only, use `ddl.reference`"
+                "operators have reverse-mode derivatives only, unlike the functions of "
+                "`ddl.reference`"
             )

@@ -249,7 +249,7 @@ pub fn target(known: &[u32], capability: u32) -> std::result::Result<Target, Str
     if capability < OLDEST {
         return Err(format!(
             "its compute capability is {}, and the kernels need {} or newer: \
-             move the tensors to the CPU, or use `ddl.reference`",
+             move the model and its tensors to the CPU",
             dotted(capability),
             dotted(OLDEST),
         ));

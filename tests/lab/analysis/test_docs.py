@@ -63,7 +63,8 @@ def test_the_keys_of_a_sweep() -> None:
 
 def test_the_keys_of_the_document(tmp_path: Path) -> None:
     found = document(compare([make_run(tmp_path / "a")]))
-    section = TEXT.split("\n### JSON")[1].split("\n### ")[0]
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    section = page.split("\n## Comparisons in JSON")[1]
     rows = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", " ".join(rows))) == {
         *found,

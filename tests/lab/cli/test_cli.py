@@ -174,6 +174,8 @@ def test_usage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     expected = f"ddl: the command must be one of {known}, got 'frobnicate'\n"
     assert capsys.readouterr().err == expected
     assert cli.main([]) == 2
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.split()[-1] == ddl.__version__
     assert cli.main(["--help"]) == 0
     printed = capsys.readouterr().out
     assert "ddl sample RUN" in printed

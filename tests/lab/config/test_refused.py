@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ddl.errors import InputError
-from ddl.lab.config import PRESETS, RESIDUALS, GPTConfig, OptimConfig, TrainConfig
-from ddl.options import MixerKind, quoted
+from ddl.lab.config import PRESETS, GPTConfig, OptimConfig, TrainConfig
+from ddl.options import MixerKind, Residual, quoted
 
 TINY = PRESETS["tiny"].model
 MIXERS = get_args(MixerKind)
@@ -24,11 +24,11 @@ MOST = 2**63 - 1
 VALUES: list[tuple[dict[str, object], str]] = [
     (
         {"residual": "dll"},
-        f"`residual` must be {quoted(RESIDUALS)}, got 'dll'",
+        f"`residual` must be {quoted(get_args(Residual))}, got 'dll'",
     ),
     (
         {"residual": ["ddl"]},
-        f"`residual` must be {quoted(RESIDUALS)}, got ['ddl']",
+        f"`residual` must be {quoted(get_args(Residual))}, got ['ddl']",
     ),
     ({"num_layers": 0}, "`num_layers` must be an integer of at least 1, got 0"),
     ({"num_layers": 2**63}, f"`num_layers` must be at most {2**14}, got {2**63}"),

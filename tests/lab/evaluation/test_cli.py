@@ -165,7 +165,7 @@ def test_a_hugging_face_directory_scores_the_same(run: Path, hf_directory: Path)
 def test_three_ways_to_one_directory(
     dtype: torch.dtype, hf_directory: Path, tmp_path: Path
 ) -> None:
-    """Their numbers are equal, not only to rounding: the table of docs/evaluation.md."""
+    """Their numbers are equal, not only to rounding: as docs/evaluation.md says."""
     model, folder = AutoModelForCausalLM.from_pretrained(hf_directory, dtype=dtype), tmp_path / "hf"
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(hf_directory).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""The commands of docs/training.md run in order, and its tables say what there is."""
+"""The commands of docs/training.md run in order, and docs/runs.md names what they leave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ddl.lab.train.resume import FREE
 from ddl.lab.train.runs import FILES, RunDirectory
 from tests.support import ROOT
 
-TEXT = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+TEXT, RUNS = (
+    (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("training.md", "runs.md")
+)
 COMMANDS = [
     shlex.split(line, comments=True)
     for block in re.findall(r"^```bash\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
@@ -28,11 +30,11 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert cli.main(arguments) == 0
     run = RunDirectory(Path("runs/first"))
     assert run.steps()[-1] == 60
-    assert "checkpoints/step-00000060" in TEXT
+    assert "checkpoints/step-00000060" in RUNS
     assert run.checkpoint_path(60).is_dir()
     entries = {path.name for path in run.path.iterdir()}
     assert entries <= set(FILES)
-    assert all(f"`{name}" in TEXT for name in entries)
+    assert all(f"`{name}" in RUNS for name in entries)
 
 
 def test_the_options_that_may_change() -> None:

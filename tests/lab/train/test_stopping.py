@@ -30,7 +30,7 @@ LONG = ["tiny", "--steps", "1000000", "--eval-every", "10", "--eval-batches", "1
 def test_a_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
 ) -> None:
-    """It saves and ends with the code that docs/training.md has."""
+    """It saves and ends with the code that docs/runs.md has."""
     before = {n: signal.getsignal(n) for n in SIGNALS}
     stop_at(3, monkeypatch, number)
     trained = train(short(tmp_path, "additive"), quiet())
@@ -66,7 +66,7 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
 @pytest.mark.table(0)
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
 def test_torchrun_sends_it_on(tmp_path: Path, number: signal.Signals) -> None:
-    """SIGUSR1 only if it is requested, as docs/training.md does; torchrun's own status is 1."""
+    """SIGUSR1 only if it is requested, as docs/runs.md does; torchrun's own status is 1."""
     given = {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(Path(ddl.__file__).parents[1]),

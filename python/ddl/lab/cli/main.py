@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
+import ddl
 from ddl import environment
 from ddl.errors import DivergedError, InputError, OtherProcessError, ProcessError, reason_of
 from ddl.lab.config import Tracker
@@ -100,6 +101,9 @@ def _main(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(usage())
         return 0 if args else 2
+    if args[0] == "--version":
+        print(f"ddl {ddl.__version__}")
+        return 0
     name = args.pop(0)
     if name not in COMMANDS:
         if environment.is_first():
@@ -141,7 +145,8 @@ def usage() -> str:
     commands = "\n".join(lines)
     return (
         "usage: ddl COMMAND …\n\nDeep Delta Learning: the residual stream as a delta rule.\n"
-        f"\ncommands:\n{commands}\n\n`ddl COMMAND --help` shows all options with their defaults."
+        f"\ncommands:\n{commands}\n\n`ddl COMMAND --help` shows all options with their defaults; "
+        "`ddl --version` the version."
     )
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ddl.fields import check_counts, check_literals, expand_paths, require, require_given
-from ddl.models.config import RESIDUALS
 from ddl.options import Residual, check_choice, check_least
 
 Part = Literal["ops", "blocks", "models"]
@@ -75,7 +74,8 @@ class BenchConfig:
         for part in self.parts:
             check_choice("parts", part, get_args(Part))
         for residual in self.residuals:
-            check_choice("residuals", residual, tuple(r for r in RESIDUALS if r != "additive"))
+            others = tuple(name for name in get_args(Residual) if name != "additive")
+            check_choice("residuals", residual, others)
         require_given(len(self.residuals) > 0, "residuals", "at least one residual")
         check_counts(self, "hidden_size value_channels layers batch tokens repeats threads")
         check_counts(self, "time", least=2)

@@ -92,7 +92,7 @@ def plot_losses(
     if highest > 0:
         axes.set_ylim(top=TOP * highest)
     xlabel = "step" if places is None else places.label
-    axes.set(xlabel=xlabel, ylabel="loss, nats per token", title="Validation (marked), training")
+    axes.set(xlabel=xlabel, ylabel="loss, nats per token", title="Loss (validation has markers)")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if names:

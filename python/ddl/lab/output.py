@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 # C0 without tab and newline, delete and C1, and what overrides the direction of writing.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -89,6 +90,14 @@ def unguarded(stream: TextIO) -> TextIO:
 def print_line(console: Console, line: str) -> None:
     """Print a line as it is: a name or a path may have what rich takes for markup."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table as wide as it has to be, because rich would cut numbers to the terminal."""
+    needed = console.measure(table, options=console.options.update(width=10**4)).maximum
+    width, console.width = console.width, max(console.width, needed)
+    console.print(table, crop=False)
+    console.width = width
 
 
 def make_console(*, stderr: bool = False) -> Console:

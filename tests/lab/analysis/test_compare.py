@@ -7,6 +7,8 @@ import math
 import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,21 @@ def test_the_figures_of_a_run(tmp_path: Path) -> None:
     assert run.peak_memory == 10**9
     assert run.parameters == GPT(short(tmp_path, "ddl-cc").model).num_parameters()
     assert run.evaluations == ()
+
+
+def test_a_trained_run_is_read_without_torch(tmp_path: Path) -> None:
+    """Which takes seconds to import; its checkpoint says how many parameters there are."""
+    config = short(tmp_path, "ddl-cc", out=tmp_path / "cc")
+    train(config, quiet())
+    code = (
+        "import sys; from ddl.lab.cli import main; status = main(sys.argv[1:])\n"
+        "sys.exit('torch was imported' if 'torch' in sys.modules else status)"
+    )
+    command = [sys.executable, "-c", code, "compare", str(config.out), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["runs"]
+    assert found["parameters"] == GPT(config.model).num_parameters()
 
 
 @pytest.mark.parametrize("loss", PERPLEXITIES)

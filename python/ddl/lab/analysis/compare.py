@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 
@@ -19,9 +19,11 @@ from ddl.models.tokenizers import printable
 from ddl.paths import is_run, path_kind
 
 from .cost import CAPTION, LABELS, equal_cost, places, without
-from .measured import Measured, measure
 from .paired import variants_of
 from .runs import KINDS, Run, read_run
+
+if TYPE_CHECKING:
+    from .measured import Measured
 
 __all__ = ["Comparison", "compare", "plot"]
 
@@ -58,6 +60,8 @@ def with_data(comparison: Comparison, text: Path, console: Console) -> Compariso
 
     Raises InputError if the file cannot be read, or no run can be measured on it.
     """
+    from .measured import measure  # imports torch
+
     measured = measure(comparison.runs, text, console)
     return Comparison(comparison.runs, comparison.notes + measured.notes, measured)
 

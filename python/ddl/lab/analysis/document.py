@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddl.lab.train.json_lines import number
 
 from .compare import Comparison
 from .cost import seconds_of
-from .measured import Measured
 from .paired import Paired, as_mapping
 from .runs import Run
 from .tables import ratios
+
+if TYPE_CHECKING:
+    from .measured import Measured
 
 __all__ = ["FORMAT", "curve", "document", "ranking"]
 

@@ -152,8 +152,10 @@ def _figure(path: Path, size: tuple[float, float], grid: tuple[int, int], fill: 
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure, axes = pyplot.subplots(*grid, figsize=size, dpi=130, layout="constrained")
+    spaced = ConstrainedLayoutEngine(w_pad=0.12)  # inches between a colour bar and other labels
+    figure, axes = pyplot.subplots(*grid, figsize=size, dpi=130, layout=spaced)
     try:
         fill(axes)
         with atomic_file(path) as temporary:

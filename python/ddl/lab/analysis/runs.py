@@ -12,17 +12,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from ddl.errors import InputError, first_line
 from ddl.lab.config import GPTConfig, TrainConfig
 from ddl.lab.config.paper_tasks import metric_of, paper_average
 from ddl.lab.train import checkpoint
 from ddl.lab.train.checkpoint import Manifest
-from ddl.lab.train.json_lines import Record, number
-from ddl.lab.train.metrics import perplexity
+from ddl.lab.train.json_lines import Record, number, perplexity
 from ddl.lab.train.runs import DIVERGED, LAST, TOKENIZER, RunDirectory, load_config
-from ddl.models import GPT
 from ddl.options import is_whole
 from ddl.paths import PathKind, require_kind
 
@@ -138,7 +134,7 @@ def describe_run(
         final=points[-1] if points else None,
         best=min((p for p in points if p.loss < math.inf), key=lambda p: p.loss, default=None),
         bits_per_byte=number(validated[-1], "validation_bits_per_byte") if points else None,
-        parameters=parameters_of(config.model),
+        parameters=_parameters(last, config.model),
         tokens_per_second=statistics.median(speeds) if speeds else None,
         peak_memory=max(_numbers(records, "peak_memory"), default=None),
         evaluations=tuple(_evaluations(evaluated)),
@@ -156,9 +152,19 @@ def _loss(record: Record) -> float:
     return math.nan if loss is None else loss
 
 
+def _parameters(last: Manifest | None, config: GPTConfig) -> int:
+    """The number that the last checkpoint says; of a run without, or an older one, the model's."""
+    saved = None if last is None else last.parameters
+    return parameters_of(config) if saved is None else saved
+
+
 @lru_cache(maxsize=256)
 def parameters_of(config: GPTConfig) -> int:
     """The number of a model's parameters, from a model without memory."""
+    import torch  # takes seconds
+
+    from ddl.models import GPT
+
     try:
         with torch.device("meta"):
             return GPT(config).num_parameters()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich import box
 from rich.cells import cell_len
@@ -17,9 +17,11 @@ from ddl.lab.config.paper_tasks import METRICS, PAPER
 from ddl.lab.output import one_line
 
 from .compare import Comparison, name_of
-from .measured import Measured, Ratio
 from .paired import Difference, Paired
 from .runs import Evaluation, Point, Run
+
+if TYPE_CHECKING:
+    from .measured import Measured, Ratio
 
 GAP = 2  # characters between columns
 LEAST_NAME = 16  # characters of a run's name before it is broken

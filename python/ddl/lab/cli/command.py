@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from ddl import environment
 from ddl.errors import InputError
@@ -41,7 +41,7 @@ def parse(kind: Any, args: list[str], *, positional: bool = False, **options: An
     names = (tyro.conf.PositionalRequiredArgs, tyro.conf.PositionalMetavarFromFieldName)
     config = names if positional else ()
     try:
-        with redirect_stdout(out), redirect_stderr(said), _paths():
+        with redirect_stdout(out), redirect_stderr(said), _rules():
             return tyro.cli(kind, args=args, config=config, **options)
     except SystemExit as stop:
         _raise_cause(stop)
@@ -59,14 +59,37 @@ def parse(kind: Any, args: list[str], *, positional: bool = False, **options: An
         raise
 
 
-def _paths() -> AbstractContextManager[Any]:
-    """Let tyro keep an empty path as empty text, for the configuration to refuse.
+def _rules() -> AbstractContextManager[Any]:
+    """Let tyro keep an empty path as empty text, and wrap the help of an option only once.
 
-    `Path("")` is the current directory, which nobody has named.
+    `Path("")` is the current directory, which nobody has named; the configuration refuses "". A
+    field's documentation has line ends of the source, which tyro would keep.
     """
-    from tyro import constructors
+    from docstring_parser import parse_from_object
+    from tyro import MISSING_NONPROP, constructors
 
     registry = constructors.ConstructorRegistry()
+
+    @registry.struct_rule
+    def options(info: constructors.StructTypeInfo) -> Any:
+        if not dataclasses.is_dataclass(info.type):
+            return None
+        given = info.default if isinstance(info.default, info.type) else None
+        hints = get_type_hints(info.type, include_extras=True)
+        documented = parse_from_object(info.type).params
+        texts = {entry.arg_name: entry.description or "" for entry in documented}
+
+        def field(one: dataclasses.Field[Any]) -> constructors.StructFieldSpec:
+            default = MISSING_NONPROP if one.default is dataclasses.MISSING else one.default
+            if one.default_factory is not dataclasses.MISSING:
+                default = one.default_factory()
+            if given is not None:
+                default = getattr(given, one.name)
+            text = " ".join(texts.get(one.name, "").split())
+            return constructors.StructFieldSpec(one.name, hints[one.name], default, text)
+
+        fields = tuple(map(field, dataclasses.fields(info.type)))
+        return constructors.StructConstructorSpec(info.type, fields)
 
     @registry.primitive_rule
     def path(info: constructors.PrimitiveTypeInfo) -> Any:
@@ -100,7 +123,7 @@ def _besides(kind: Any, args: list[str], config: Any) -> str | None:
     import tyro
 
     try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), _paths():
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), _rules():
             _, more = tyro.cli(kind, args=args, config=config, return_unknown_args=True)
     except SystemExit as stop:
         _raise_cause(stop)

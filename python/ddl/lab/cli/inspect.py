@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddl.lab.config import InspectConfig
-from ddl.lab.output import make_console, print_line
+from ddl.lab.output import make_console, print_line, print_table
 
 from .command import Command, parse
 
@@ -33,13 +33,13 @@ def run(args: list[str]) -> None:
         print(json.dumps(found.summary))
         return
     console = make_console()
-    console.print(depth_table(found.summary))
+    print_table(console, depth_table(found.summary))
     if has_rewrites(found.summary):
-        console.print(audit_table(found.summary))
+        print_table(console, audit_table(found.summary))
         console.print(AUDIT, markup=False, highlight=False)
     console.print(sentences(found.summary), markup=False, highlight=False)
     if found.lens is not None and found.tokenizer is not None:
-        console.print(lens_table(found.lens, found.tokenizer))
+        print_table(console, lens_table(found.lens, found.tokenizer))
     for path in found.files:
         print_line(console, f"wrote {path}")
 

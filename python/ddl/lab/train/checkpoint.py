@@ -19,15 +19,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import safetensors
-from torch import Tensor
 
 from ddl.errors import NEWER, InputError, check_fields, first_line, reason_of
 from ddl.files import atomic_directory, atomic_file, checksum, writing
-
-from .processes import ALONE, Processes
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -36,7 +33,12 @@ MODEL, TRAINING = "model", "training"  # the two directories of tensors
 # torch warns of this at every checkpoint that a single process writes.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
 
-Tensors = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .processes import Processes
+
+Tensors: TypeAlias = "dict[str, Tensor]"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Manifest:
     evaluated. summed: steps whose losses wait for the next record. records: lines of metrics.jsonl
     so far. config: the run's configuration. data: a checksum of the corpus. versions: of ddl, torch
     and Python, and the commit of ddl if that is known. files: bytes and SHA-256 of each file.
-    tokenizer: the checksum of the run's. seconds: of training so far, as in metrics.jsonl. Both are
-    None if an earlier version wrote the checkpoint.
+    tokenizer: the checksum of the run's. seconds: of training so far, as in metrics.jsonl.
+    parameters: of the model. These three are None if an earlier version wrote the checkpoint.
     """
 
     step: int
@@ -61,6 +63,7 @@ class Manifest:
     files: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     tokenizer: str | None = None
     seconds: float | None = None
+    parameters: int | None = None
     format: int = FORMAT
 
 
@@ -70,13 +73,17 @@ def write(
     *,
     model: Tensors,
     training: Tensors,
-    processes: Processes = ALONE,
+    processes: Processes | None = None,
 ) -> None:
     """Write a checkpoint: beside `path` first, flushed to the disk, then renamed.
 
     processes: those that write together, each its parts of the tensors, on a file system that all
-    see. Raises InputError if it cannot be written; then `path` does not exist.
+    see; None for this one alone. Raises InputError if it cannot be written; then `path` does not
+    exist.
     """
+    from .processes import ALONE
+
+    processes = processes or ALONE
     with _shared_directory(path, processes) as folder:
         with writing(path):
             _write_tensors(folder / MODEL, model, processes)
@@ -203,6 +210,7 @@ def _check_types(manifest: Manifest) -> None:
         ("files", dict),
         ("data", str),
         ("tokenizer", str | None),
+        ("parameters", int | None),
     ):
         if not isinstance(getattr(manifest, name), kind):
             raise TypeError(f"`{name}` is {getattr(manifest, name)!r}")

@@ -4,6 +4,7 @@ in these records."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ddl.files import append_line, sync, write_text
 
 Record = dict[str, Any]
 LARGEST = 1e300  # of a number that is drawn or compared: sums and ranges of these are floats
+LARGEST_EXPONENT = 700.0  # exp overflows a float64 above 709
 LARGEST_STEP = 10**15  # no run has more; a larger one cannot be drawn
 
 
@@ -90,3 +92,8 @@ def _bad(path: Path, got: str) -> InputError:
         "be lines of JSON with a step each",
         f"{got}; the run can do without the file, and then has no records from before",
     )
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), with a loss in nats per token; a huge loss gives a huge number instead of ∞."""
+    return math.exp(min(loss, LARGEST_EXPONENT))

@@ -16,12 +16,12 @@ from ddl.lab.data.spelling import spelling
 from ddl.lab.machine import peak_bytes
 from ddl.models import flops_per_token
 
+from .json_lines import perplexity
 from .trainer import Trainer
 
 # Names of the figures that are measured: they differ between a run and its repetition.
 MEASURED = ("tokens_per_second", "mfu", "peak_memory", "seconds")
 
-LARGEST_EXPONENT = 700.0  # exp overflows a float64 above 709
 SIDE, TRIES = 1024, 5  # the peak of a CPU is the best of 5 products of 1024 × 1024 matrices
 
 
@@ -52,11 +52,6 @@ GPUS = {
     "RTX 4090": Peak(165, 82.6),
     "RTX 5090": Peak(210, 104.8),
 }
-
-
-def perplexity(loss: float) -> float:
-    """exp(loss), with a loss in nats per token; a huge loss gives a huge number instead of ∞."""
-    return math.exp(min(loss, LARGEST_EXPONENT))
 
 
 class Metrics:

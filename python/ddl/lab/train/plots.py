@@ -92,7 +92,8 @@ def plot_losses(
     if highest > 0:
         axes.set_ylim(top=TOP * highest)
     xlabel = "step" if places is None else places.label
-    axes.set(xlabel=xlabel, ylabel="loss, nats per token", title="Loss (validation has markers)")
+    title = "Loss on validation (markers) and training data (faint)"
+    axes.set(xlabel=xlabel, ylabel="loss, nats per token", title=title)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if names:

@@ -15,11 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-import safetensors
-import safetensors.torch
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from ddl.errors import InputError, first_line, reason_of
 from ddl.files import (
@@ -37,14 +33,18 @@ from ddl.files import (
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, to_json
 from ddl.lab.data.shards import tokenizer_sum
-from ddl.models import GPT
-from ddl.models.finite import require_finite
 from ddl.models.tokenizers import Tokenizer, describe, restore_json
 from ddl.paths import CONFIG, RUN_METRICS, PathKind, is_run, require_kind
 
 from . import checkpoint
 from .json_lines import JsonLines
 from .plots import plot_losses
+
+if TYPE_CHECKING:  # what compares runs does not wait for torch
+    import torch
+    from torch import nn
+
+    from ddl.models import GPT
 
 TOKENIZER, METRICS, CHECKPOINTS = "tokenizer.json", RUN_METRICS, "checkpoints"
 RECORDINGS = "recordings.jsonl"  # of `record_every`
@@ -140,6 +140,8 @@ class RunDirectory:
 
     def save(self, model: nn.Module) -> None:
         """Write model.safetensors atomically: a reader sees the old file or the new one."""
+        import safetensors.torch
+
         with atomic_file(self.path / WEIGHTS) as temporary:
             safetensors.torch.save_model(model, str(temporary))
 
@@ -266,6 +268,11 @@ def load_run(path: Path, device: torch.device, which: str = LAST) -> tuple[GPT, 
     Raises InputError if a file is missing, damaged, or does not fit the others, or if the weights
     are not finite.
     """
+    import torch
+
+    from ddl.models import GPT
+    from ddl.models.finite import require_finite
+
     config = load_config(path)
     found = RunDirectory(path).find_checkpoint(which)
     manifest = None if found is None else checkpoint.read_manifest(found)
@@ -312,6 +319,8 @@ def load_tokenizer(path: Path, manifest: checkpoint.Manifest | None) -> Tokenize
 
 
 def _load_weights(file: Path, model: GPT, device: torch.device) -> None:
+    import safetensors.torch
+
     try:
         safetensors.torch.load_model(model, file, device=str(device))
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:

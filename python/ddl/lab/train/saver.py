@@ -80,6 +80,7 @@ class Saver:
             versions=versions(),
             tokenizer=tokenizer_sum(trainer.corpus.tokenizer),
             seconds=seconds,
+            parameters=trainer.model.num_parameters(),
         )
         self.lowest = min(self.lowest, float("inf") if evaluated is None else evaluated)
         self.saved, self._saved_at = (trainer.steps_done, evaluated), time.monotonic()

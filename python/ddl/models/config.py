@@ -40,8 +40,6 @@ from ddl.options import (
     quoted,
 )
 
-__all__ = ["BASELINES", "PUBLISHED", "RESIDUALS", "STREAMS", "GPTConfig"]
-
 RESIDUALS: tuple[str, ...] = get_args(Residual)
 
 # residual → `compress` and `expand` of DeltaStream.

@@ -23,8 +23,6 @@ from .config import residual_of
 from .sampling import Sampling
 from .tokens import check_vocabulary
 
-__all__ = ["NanoGPT", "NanoGPTConfig", "hidden_states"]
-
 STD = 0.02
 
 

@@ -23,8 +23,6 @@ from ddl.nanogpt import named_as_today, options_in
 
 from .names import COUNT, EMBEDDING, HEAD, check_state, cleaned
 
-__all__ = ["is_nanogpt", "read_model"]
-
 # The papers' code has neither.
 MARK = ("transformer.wpe.weight", "transformer.h.0.attn.c_attn.weight")
 META = "meta.pkl"

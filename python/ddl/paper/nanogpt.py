@@ -66,8 +66,7 @@ def read_model(
             "variant", f"be auto or {config.residual}, which {path} has", repr(variant)
         )
     what = "nanoGPT's GPT with its " + ("model_args" if delta is None else "delta_args")
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    check_state("src", what, state, shapes)
+    check_state("src", what, state, model.state_dict())
     model.load_state_dict(state, assign=True)
     model.lm_head.weight = model.wte.weight
     if delta is not None:

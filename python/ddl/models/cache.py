@@ -33,9 +33,7 @@ class Cache:
 
     def __init__(self, config: GPTConfig, *, static: bool = False) -> None:
         self.config = config
-        self.is_empty = True
-        self.history = History(static=static)
-        self.past = History(static=static)  # of the mixers
+        self.history = History(static=static)  # of the stream and of the mixers
         self.static = StaticPlace(config.block_size) if static else None
         self._length = 0
         self.batch_size: int | None = None
@@ -51,7 +49,7 @@ class Cache:
     @property
     def length(self) -> int:
         """Number of tokens per sequence, padding included."""
-        if self.static is None or self.is_empty:
+        if self.static is None or self.batch_size is None:
             return self._length
         return int(self.static.position)
 
@@ -106,16 +104,16 @@ class Cache:
             if last is not None:
                 self.static.begins.copy_(last)
             self.static.position += x.shape[1]
-        self.past.commit()
+        self.history.commit()
         self.batch_size, self.device = x.shape[0], x.device
-        self._dtype, self.is_empty = x.dtype, False
+        self._dtype = x.dtype
 
     def select(self, rows: Tensor) -> None:
         """Replace the batch by the sequences `rows`, (B',) int64, to reorder or repeat them.
 
         An empty cache stays empty. Raises ValueError if a static cache would change its size.
         """
-        if self.is_empty:
+        if self.batch_size is None:
             return
         if self.static is not None and self.batch_size != len(rows):
             expected = f"{self.batch_size} rows, as many as the static cache has"
@@ -129,7 +127,6 @@ class Cache:
         self.begins = None if self.begins is None else self.begins.index_select(0, rows)
         self.batch_size = len(rows)
         self.history.select(rows)
-        self.past.select(rows)
 
     @staticmethod
     def _check_dtype(now: torch.dtype, before: torch.dtype | None) -> None:
@@ -139,7 +136,8 @@ class Cache:
 
     def _room(self, layer: int, keys: Tensor, end: int) -> Tensor:
         """Return the layer's buffer, grown if needed to hold `end` tokens."""
-        old = None if self.is_empty else self._buffers[layer]  # an interrupted pass may leave one
+        # An interrupted pass may leave a buffer in an empty cache.
+        old = None if self.batch_size is None else self._buffers[layer]
         held = 0
         if old is not None:
             self._check_dtype(keys.dtype, old.dtype)
@@ -189,11 +187,8 @@ class StaticPlace:
     def place(self, x: Tensor, document_starts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return positions (B, T), visible keys (B, 1, T, block_size) and `begins` (B, T) of x."""
         self.numbers = self.position + torch.arange(x.shape[1], device=x.device)
-        keys = torch.arange(self.block_size, device=x.device)
         begins = begins_of(self.numbers.expand(x.shape[:2]), document_starts, self.begins)
-        before, itself = keys <= self.numbers[:, None], keys == self.numbers[:, None]
-        before = before & (keys >= begins[:, None, :, None])
-        visible = (before & ~self.hidden[:, None, None, :]) | itself
+        visible = visible_keys(self.numbers, begins, ~self.hidden, self.block_size)
         return (self.numbers - begins.maximum(self.padded)).clamp(min=0), visible, begins
 
     def select(self, rows: Tensor) -> None:
@@ -212,3 +207,16 @@ def begins_of(numbers: Tensor, document_starts: Tensor | None, before: Tensor | 
     if document_starts is None:
         return first.expand_as(numbers)
     return torch.where(document_starts, numbers, first).cummax(-1).values
+
+
+def visible_keys(numbers: Tensor, begins: Tensor, shown: Tensor | None, keys: int) -> Tensor:
+    """Return which of so many keys each token attends to, (B, 1, T, keys) bool.
+
+    numbers: (T,), those of the tokens. begins: (B, T), as `begins_of`. shown: (B, keys) bool, False
+    for padding; None for none. Padding attends to itself: attention to nothing would be 0/0.
+    """
+    each = torch.arange(keys, device=numbers.device)
+    visible = (each <= numbers[:, None]) & (each >= begins[:, :, None])
+    if shown is not None:
+        visible = (visible & shown[:, None, :]) | (each == numbers[:, None])
+    return visible.unsqueeze(1)

@@ -256,17 +256,19 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def restore(description: Any) -> Tokenizer:
     """Return the tokenizer that `describe` described; raise InputError for anything else."""
+    match description:
+        case "bytes" | {"kind": "bytes"}:
+            return ByteTokenizer()
+        case "gpt2" | {"kind": "gpt2"}:
+            return GPT2Tokenizer()
+        case {"kind": "file", "text": str(text)}:
+            more = (description.get(name) for name in ("document_token", "chat_template"))
+            return FileTokenizer(text, *more)
+        case {"kind": "characters", "table": [str(), *others] as table} if all(
+            isinstance(c, str) for c in others
+        ):
+            return CharTokenizer(table)
     kind = description.get("kind") if isinstance(description, dict) else description
-    if kind == "bytes":
-        return ByteTokenizer()
-    if kind == "gpt2":
-        return GPT2Tokenizer()
-    if kind == "file" and isinstance(description.get("text"), str):
-        more = (description.get(name) for name in ("document_token", "chat_template"))
-        return FileTokenizer(description["text"], *more)
-    table = description.get("table") if kind == "characters" else None
-    if isinstance(table, list) and table and all(isinstance(c, str) for c in table):
-        return CharTokenizer(table)
     raise InputError(
         "tokenizer", "be bytes, gpt2 or characters with a table, or file with its text", repr(kind)
     )

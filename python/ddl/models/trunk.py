@@ -54,7 +54,7 @@ def hidden_states(
                 "`cache` must be used under torch.no_grad() or torch.inference_mode(), got a "
                 "forward pass with gradients"
             )
-        cache.past.begin()
+        cache.history.begin(x.dtype)
     tokens = place(x, attention_mask, cache, document_starts)
     tokens = tokens if adapt is None else adapt(tokens)
     history = None if cache is None else cache.history

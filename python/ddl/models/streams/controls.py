@@ -101,10 +101,7 @@ class ConvolvedStream(_ReadStream):
             if self.hooks:
                 self.show(Addition(i, x.unsqueeze(-1), written, None, None, keep))
             x = x + written
-        h = read(len(self.sublayers), x)
-        if history is not None:
-            history.commit()
-        return h
+        return read(len(self.sublayers), x)
 
     def read_out(self, state: Tensor) -> Tensor:
         """Map a state (B, T, d, 1) to the final read (B, T, d)."""
@@ -118,7 +115,6 @@ class ConvolvedStream(_ReadStream):
         if history is None:
             every = [require_own_forward(name, read, Read) for name, read in self._named_reads()]
             return lambda index, x: every[index](x, document_starts=document_starts)
-        history.begin(like.dtype)
         key = (id(self), torch.compiler.is_compiling(), like.dtype, autocast_dtype(like))
         parameters = history.resolved(key, lambda: self._read_parameters(like))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ddl.nn.history import History
@@ -136,23 +137,17 @@ class Cache:
 
     def _room(self, layer: int, keys: Tensor, end: int) -> Tensor:
         """Return the layer's buffer, grown if needed to hold `end` tokens."""
-        # An interrupted pass may leave a buffer in an empty cache.
-        old = None if self.batch_size is None else self._buffers[layer]
-        held = 0
-        if old is not None:
-            self._check_dtype(keys.dtype, old.dtype)
-            held = old.shape[3]
-            if end <= held:
-                return old
-        capacity = min(max(2 * held, end + LEAST_GROWTH), self.config.block_size)
-        batch, heads, _, width = keys.shape
-        # Zeros, because a masked number that is not finite would not be masked.
-        make = keys.new_empty if self.static is None else keys.new_zeros
-        new = make((2, batch, heads, capacity, width))
-        if old is not None:
-            new[:, :, :, : self._length] = old[:, :, :, : self._length]
-        self._buffers[layer] = new
-        return new
+        buffer = self._buffers[layer]
+        if buffer is None or self.batch_size is None:  # an interrupted pass may leave a buffer
+            batch, heads, _, width = keys.shape
+            buffer = keys.new_empty((2, batch, heads, 0, width))
+        self._check_dtype(keys.dtype, buffer.dtype)
+        held = buffer.shape[3]
+        if end > held:
+            capacity = min(max(2 * held, end + LEAST_GROWTH), self.config.block_size)
+            # Zeros, because a masked number that is not finite would not be masked.
+            buffer = self._buffers[layer] = F.pad(buffer, (0, 0, 0, capacity - held))
+        return buffer
 
 
 class StaticPlace:

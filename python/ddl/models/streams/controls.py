@@ -112,11 +112,21 @@ class ConvolvedStream(_ReadStream):
         self, like: Tensor, history: History | None, document_starts: Tensor | None
     ) -> Callable[[int, Tensor], Tensor]:
         """The read before each sublayer, by its number, and the last one; after `history`."""
+        named = {f"reads[{index}]": read for index, read in enumerate(self.reads)}
+        named["readout"] = self.readout
         if history is None:
-            every = [require_own_forward(name, read, Read) for name, read in self._named_reads()]
+            every = [require_own_forward(name, read, Read) for name, read in named.items()]
             return lambda index, x: every[index](x, document_starts=document_starts)
-        key = (id(self), torch.compiler.is_compiling(), like.dtype, autocast_dtype(like))
-        parameters = history.resolved(key, lambda: self._read_parameters(like))
+        dtype = autocast_dtype(like)
+
+        def resolve() -> Iterator[ReadParameters]:
+            for name, module in named.items():
+                read = require_exact_type(name, module, Read)
+                form_parameters(read)
+                yield read.parameters_of(read.effective_weight(), dtype)
+
+        key = (id(self), torch.compiler.is_compiling(), like.dtype, dtype)
+        parameters = history.resolved(key, lambda: list(resolve()))
 
         def read(index: int, x: Tensor) -> Tensor:
             slot = Slot(history, f"reads.{index}")
@@ -125,19 +135,6 @@ class ConvolvedStream(_ReadStream):
             return result.context
 
         return read
-
-    def _named_reads(self) -> Iterator[tuple[str, nn.Module]]:
-        yield from ((f"reads[{index}]", read) for index, read in enumerate(self.reads))
-        yield "readout", self.readout
-
-    def _read_parameters(self, like: Tensor) -> list[ReadParameters]:
-        """The parameters of every read."""
-        dtype, parameters = autocast_dtype(like), []
-        for name, read in self._named_reads():
-            read = require_exact_type(name, read, Read)
-            form_parameters(read)
-            parameters.append(read.parameters_of(read.effective_weight(), dtype))
-        return parameters
 
 
 class ChannelWeights(nn.Module):

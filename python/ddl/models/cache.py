@@ -35,7 +35,8 @@ class Cache:
     def __init__(self, config: GPTConfig, *, static: bool = False) -> None:
         self.config = config
         self.history = History(static=static)  # of the stream and of the mixers
-        self.static = StaticPlace(config.block_size) if static else None
+        self.is_static = static
+        self.static: StaticPlace | None = None  # from the first pass on
         self._length = 0
         self.batch_size: int | None = None
         """Number of sequences; None while the cache is empty."""
@@ -50,9 +51,7 @@ class Cache:
     @property
     def length(self) -> int:
         """Number of tokens per sequence, padding included."""
-        if self.static is None or self.batch_size is None:
-            return self._length
-        return int(self.static.position)
+        return self._length if self.static is None else int(self.static.position)
 
     def check(self, config: GPTConfig, x: Tensor) -> None:
         """Raise ValueError unless a model of this config can append x (B, T, d)."""
@@ -64,9 +63,9 @@ class Cache:
                 f"`cache` must have {batch} sequences, as the input, got {self.batch_size}"
             )
         self._check_dtype(x.dtype, self._dtype)
-        if self.static is not None and x.device.type != "cpu":
+        if self.is_static and x.device.type != "cpu":
             return  # to look at the position would wait for the device
-        if not config.attends and self.static is None:
+        if not config.attends and not self.is_static:
             return  # states take no room for further tokens
         room = config.block_size - self.length
         if tokens > room:
@@ -158,21 +157,13 @@ class StaticPlace:
     last document's first token. numbers: (T,) int64, those of the current tokens.
     """
 
-    position: Tensor
-    hidden: Tensor
-    padded: Tensor
-    begins: Tensor
-    numbers: Tensor
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-
-    def begin(self, x: Tensor, mask: Tensor | None) -> None:
+    def __init__(self, block_size: int, x: Tensor, mask: Tensor | None) -> None:
         """Start with x (B, T, d), the first tokens. mask: (B, T) bool, False for padding."""
+        self.block_size = block_size
         batch, new = x.shape[:2]
         integers: dict[str, Any] = {"dtype": torch.int64, "device": x.device}
         self.position = torch.zeros((), **integers)
-        self.hidden = torch.zeros(batch, self.block_size, dtype=torch.bool, device=x.device)
+        self.hidden = torch.zeros(batch, block_size, dtype=torch.bool, device=x.device)
         self.padded = torch.zeros(batch, 1, **integers)
         self.begins = torch.zeros(batch, 1, **integers)
         if mask is not None:

@@ -194,13 +194,7 @@ class GPT(nn.Module):
         every token. Raises ValueError for a negative temperature, top_k < 1, top_p outside
         (0, 1] or an empty idx.
         """
-        sampling = Sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            generator=generator,
-            vocabulary=vocabulary,
-        )
+        sampling = Sampling(temperature, top_k, top_p, generator, vocabulary)
         check_count("max_new_tokens", max_new_tokens, least=0)
         self._check_tokens("idx", idx, IDX)
         check_length(idx, None)

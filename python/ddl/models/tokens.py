@@ -62,8 +62,8 @@ def place(
     batch, new = x.shape[:2]
     if document_starts is not None:
         check_mask("document_starts", document_starts, (batch, new), x)
-    if cache is not None and cache.static is not None:
-        return _place_static(x, attention_mask, cache, cache.static, document_starts)
+    if cache is not None and cache.is_static:
+        return _place_static(x, attention_mask, cache, document_starts)
     start = 0 if cache is None else cache.length
     mask = None
     if attention_mask is not None:
@@ -89,25 +89,22 @@ def place(
 
 
 def _place_static(
-    x: Tensor,
-    attention_mask: Tensor | None,
-    cache: Cache,
-    static: StaticPlace,
-    document_starts: Tensor | None,
+    x: Tensor, attention_mask: Tensor | None, cache: Cache, document_starts: Tensor | None
 ) -> Tokens:
     """Do as `place` without reading anything from the device."""
     mask = None
-    if attention_mask is not None:
-        if cache.batch_size is not None:
-            got = tuple(getattr(attention_mask, "shape", ()))
-            raise ValueError(
-                "`attention_mask` must be left out after the first pass of a static cache, which "
-                f"remembers the padding, got one of shape {got}"
-            )
-        mask = _checked(attention_mask, (x.shape[0], x.shape[1]), left=True)
     if cache.batch_size is None:
-        static.begin(x, mask)
-    positions, visible, begins = static.place(x, document_starts)
+        if attention_mask is not None:
+            mask = _checked(attention_mask, (x.shape[0], x.shape[1]), left=True)
+        cache.static = StaticPlace(cache.config.block_size, x, mask)
+    elif attention_mask is not None:
+        got = tuple(getattr(attention_mask, "shape", ()))
+        raise ValueError(
+            "`attention_mask` must be left out after the first pass of a static cache, which "
+            f"remembers the padding, got one of shape {got}"
+        )
+    assert cache.static is not None
+    positions, visible, begins = cache.static.place(x, document_starts)
     begun = None if document_starts is None else begins  # else the cache knows
     return Tokens(0, positions, False, visible, cache, begun, mask, document_starts)
 

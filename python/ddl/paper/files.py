@@ -210,9 +210,8 @@ def _weights(directory: Path) -> Path:
     files = sorted(path for path in directory.iterdir() if path.suffix.lower() in WEIGHT_SUFFIXES)
     if len(files) != 1:
         got = f"these: {listed([file.name for file in files])}" if files else "none"
-        raise InputError(
-            "src", "name a file with weights, or a directory with one", f"{directory} with {got}"
-        )
+        expected = "name a file with weights, or a directory with one"
+        raise InputError("src", expected, f"{directory} with {got}")
     return files[0]
 
 

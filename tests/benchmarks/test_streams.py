@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from ddl.models import GPT, flops_per_token
-from ddl.models.streams.convolved import ConvolvedStream
+from ddl.models.streams.controls import ConvolvedStream
 from tests.benchmarks.test_benchmarks import load as load
 
 RESIDUALS = ("additive", "additive-conv", "mhc", "ddl-cc")

@@ -18,8 +18,7 @@ from ddl.lab.config import RESIDUALS
 from ddl.models import GPT
 from ddl.models.streams.attention_residual import AttentionResidualStream, attend
 from ddl.models.streams.connected import ConnectedStream
-from ddl.models.streams.convolved import ConvolvedStream
-from ddl.models.streams.expanded import ExpandedStream
+from ddl.models.streams.controls import ConvolvedStream, ExpandedStream
 from ddl.nn.stream import DeltaStream
 from ddl.options import quoted
 from tests.support.hf_cases import DEPTH, VARIANTS, model, nanogpt, padded, small, tokens

@@ -15,8 +15,7 @@ from ddl.models import GPT
 from ddl.models.config import BASELINES
 from ddl.models.streams.attention_residual import AttentionResidualStream, attend
 from ddl.models.streams.connected import ConnectedStream
-from ddl.models.streams.convolved import ConvolvedStream
-from ddl.models.streams.expanded import ExpandedStream
+from ddl.models.streams.controls import ConvolvedStream, ExpandedStream
 from ddl.recording import ADDED, KEPT
 from tests.support import hf_cases
 from tests.support.helpers import randomise_

@@ -27,22 +27,14 @@ __all__ = [
     "flops_per_token",
 ]
 
-_HOMES = {
-    "GPT": ".gpt",
-    "AdditiveStream": ".streams.additive",
-    "Cache": ".cache",
-    "Flops": ".flops",
-    "GPTConfig": ".config",
-    "GPTOutput": ".gpt",
-    "NanoGPT": ".nanogpt",
-    "NanoGPTConfig": ".nanogpt",
-    "flops_by_part": ".flops",
-    "flops_per_token": ".flops",
-}
+# Those without torch come first.
+_HOMES = (".config", ".flops", ".cache", ".gpt", ".nanogpt", ".streams.additive")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
-    return value
+    homes = (import_module(home, __name__) for home in _HOMES if name in __all__)
+    for home in homes:
+        if hasattr(home, name):
+            value = globals()[name] = getattr(home, name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

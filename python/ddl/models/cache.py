@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ddl.nn.history import History
@@ -33,10 +34,9 @@ class Cache:
 
     def __init__(self, config: GPTConfig, *, static: bool = False) -> None:
         self.config = config
-        self.is_empty = True
-        self.history = History(static=static)
-        self.past = History(static=static)  # of the mixers
-        self.static = StaticPlace(config.block_size) if static else None
+        self.history = History(static=static)  # of the stream and of the mixers
+        self.is_static = static
+        self.static: StaticPlace | None = None  # from the first pass on
         self._length = 0
         self.batch_size: int | None = None
         """Number of sequences; None while the cache is empty."""
@@ -51,9 +51,7 @@ class Cache:
     @property
     def length(self) -> int:
         """Number of tokens per sequence, padding included."""
-        if self.static is None or self.is_empty:
-            return self._length
-        return int(self.static.position)
+        return self._length if self.static is None else int(self.static.position)
 
     def check(self, config: GPTConfig, x: Tensor) -> None:
         """Raise ValueError unless a model of this config can append x (B, T, d)."""
@@ -65,9 +63,9 @@ class Cache:
                 f"`cache` must have {batch} sequences, as the input, got {self.batch_size}"
             )
         self._check_dtype(x.dtype, self._dtype)
-        if self.static is not None and x.device.type != "cpu":
+        if self.is_static and x.device.type != "cpu":
             return  # to look at the position would wait for the device
-        if not config.attends and self.static is None:
+        if not config.attends and not self.is_static:
             return  # states take no room for further tokens
         room = config.block_size - self.length
         if tokens > room:
@@ -106,16 +104,16 @@ class Cache:
             if last is not None:
                 self.static.begins.copy_(last)
             self.static.position += x.shape[1]
-        self.past.commit()
+        self.history.commit()
         self.batch_size, self.device = x.shape[0], x.device
-        self._dtype, self.is_empty = x.dtype, False
+        self._dtype = x.dtype
 
     def select(self, rows: Tensor) -> None:
         """Replace the batch by the sequences `rows`, (B',) int64, to reorder or repeat them.
 
         An empty cache stays empty. Raises ValueError if a static cache would change its size.
         """
-        if self.is_empty:
+        if self.batch_size is None:
             return
         if self.static is not None and self.batch_size != len(rows):
             expected = f"{self.batch_size} rows, as many as the static cache has"
@@ -129,7 +127,6 @@ class Cache:
         self.begins = None if self.begins is None else self.begins.index_select(0, rows)
         self.batch_size = len(rows)
         self.history.select(rows)
-        self.past.select(rows)
 
     @staticmethod
     def _check_dtype(now: torch.dtype, before: torch.dtype | None) -> None:
@@ -139,22 +136,17 @@ class Cache:
 
     def _room(self, layer: int, keys: Tensor, end: int) -> Tensor:
         """Return the layer's buffer, grown if needed to hold `end` tokens."""
-        old = None if self.is_empty else self._buffers[layer]  # an interrupted pass may leave one
-        held = 0
-        if old is not None:
-            self._check_dtype(keys.dtype, old.dtype)
-            held = old.shape[3]
-            if end <= held:
-                return old
-        capacity = min(max(2 * held, end + LEAST_GROWTH), self.config.block_size)
-        batch, heads, _, width = keys.shape
-        # Zeros, because a masked number that is not finite would not be masked.
-        make = keys.new_empty if self.static is None else keys.new_zeros
-        new = make((2, batch, heads, capacity, width))
-        if old is not None:
-            new[:, :, :, : self._length] = old[:, :, :, : self._length]
-        self._buffers[layer] = new
-        return new
+        buffer = self._buffers[layer]
+        if buffer is None or self.batch_size is None:  # an interrupted pass may leave a buffer
+            batch, heads, _, width = keys.shape
+            buffer = keys.new_empty((2, batch, heads, 0, width))
+        self._check_dtype(keys.dtype, buffer.dtype)
+        held = buffer.shape[3]
+        if end > held:
+            capacity = min(max(2 * held, end + LEAST_GROWTH), self.config.block_size)
+            # Zeros, because a masked number that is not finite would not be masked.
+            buffer = self._buffers[layer] = F.pad(buffer, (0, 0, 0, capacity - held))
+        return buffer
 
 
 class StaticPlace:
@@ -165,21 +157,13 @@ class StaticPlace:
     last document's first token. numbers: (T,) int64, those of the current tokens.
     """
 
-    position: Tensor
-    hidden: Tensor
-    padded: Tensor
-    begins: Tensor
-    numbers: Tensor
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-
-    def begin(self, x: Tensor, mask: Tensor | None) -> None:
+    def __init__(self, block_size: int, x: Tensor, mask: Tensor | None) -> None:
         """Start with x (B, T, d), the first tokens. mask: (B, T) bool, False for padding."""
+        self.block_size = block_size
         batch, new = x.shape[:2]
         integers: dict[str, Any] = {"dtype": torch.int64, "device": x.device}
         self.position = torch.zeros((), **integers)
-        self.hidden = torch.zeros(batch, self.block_size, dtype=torch.bool, device=x.device)
+        self.hidden = torch.zeros(batch, block_size, dtype=torch.bool, device=x.device)
         self.padded = torch.zeros(batch, 1, **integers)
         self.begins = torch.zeros(batch, 1, **integers)
         if mask is not None:
@@ -189,11 +173,8 @@ class StaticPlace:
     def place(self, x: Tensor, document_starts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return positions (B, T), visible keys (B, 1, T, block_size) and `begins` (B, T) of x."""
         self.numbers = self.position + torch.arange(x.shape[1], device=x.device)
-        keys = torch.arange(self.block_size, device=x.device)
         begins = begins_of(self.numbers.expand(x.shape[:2]), document_starts, self.begins)
-        before, itself = keys <= self.numbers[:, None], keys == self.numbers[:, None]
-        before = before & (keys >= begins[:, None, :, None])
-        visible = (before & ~self.hidden[:, None, None, :]) | itself
+        visible = visible_keys(self.numbers, begins, ~self.hidden, self.block_size)
         return (self.numbers - begins.maximum(self.padded)).clamp(min=0), visible, begins
 
     def select(self, rows: Tensor) -> None:
@@ -212,3 +193,16 @@ def begins_of(numbers: Tensor, document_starts: Tensor | None, before: Tensor | 
     if document_starts is None:
         return first.expand_as(numbers)
     return torch.where(document_starts, numbers, first).cummax(-1).values
+
+
+def visible_keys(numbers: Tensor, begins: Tensor, shown: Tensor | None, keys: int) -> Tensor:
+    """Return which of so many keys each token attends to, (B, 1, T, keys) bool.
+
+    numbers: (T,), those of the tokens. begins: (B, T), as `begins_of`. shown: (B, keys) bool, False
+    for padding; None for none. Padding attends to itself: attention to nothing would be 0/0.
+    """
+    each = torch.arange(keys, device=numbers.device)
+    visible = (each <= numbers[:, None]) & (each >= begins[:, :, None])
+    if shown is not None:
+        visible = (visible & shown[:, None, :]) | (each == numbers[:, None])
+    return visible.unsqueeze(1)

@@ -40,8 +40,6 @@ from ddl.options import (
     quoted,
 )
 
-__all__ = ["BASELINES", "PUBLISHED", "RESIDUALS", "STREAMS", "GPTConfig"]
-
 # Names that stand for another residual with erase="none".
 NOT_ERASED: dict[str, Residual] = {"ddl-cc-none": "ddl-cc", "ddl-tc-none": "ddl-tc"}
 

@@ -29,11 +29,12 @@ from .config import GPTConfig
 from .sampling import Sampling
 from .scaling import learning_rate_scales
 from .sublayers import HIDDEN_STD_FACTOR, Attention, Rotary, SwiGLU, TimeMixer, wide
-from .tokens import check_vocabulary
+from .tokens import check_length, check_vocabulary
 from .trunk import Trunk, hidden_states, make_trunk, read_out
 
 EMBEDDING_STD = 0.02
 IGNORE = -100  # cross_entropy's ignore_index
+IDX = (torch.int64, torch.int32)
 
 
 class GPTOutput(NamedTuple):
@@ -122,7 +123,8 @@ class GPT(nn.Module):
         Raises:
             TypeError: a dtype is wrong. ValueError: anything else does not fit.
         """
-        self._check_idx(idx, longest=self.config.block_size)
+        self._check_tokens("idx", idx, IDX)
+        check_length(idx, self.config.block_size)
         if labels is not None:
             self._check_tokens("labels", labels, (torch.int64,), besides=IGNORE)
             if labels.shape != idx.shape or idx.shape[1] < 2:
@@ -192,15 +194,10 @@ class GPT(nn.Module):
         every token. Raises ValueError for a negative temperature, top_k < 1, top_p outside
         (0, 1] or an empty idx.
         """
-        sampling = Sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            generator=generator,
-            vocabulary=vocabulary,
-        )
+        sampling = Sampling(temperature, top_k, top_p, generator, vocabulary)
         check_count("max_new_tokens", max_new_tokens, least=0)
-        self._check_idx(idx, longest=None)
+        self._check_tokens("idx", idx, IDX)
+        check_length(idx, None)
         length, block, attends = idx.shape[1], self.config.block_size, self.config.attends
         out = F.pad(idx, (0, max_new_tokens))
         captured = can_capture(self, idx.device)
@@ -243,12 +240,6 @@ class GPT(nn.Module):
     def _head(self) -> Tensor:
         """The embedding's weight; TypeError if it is not what the embedding computes with."""
         return require_own_forward("wte", self.wte, nn.Embedding).weight
-
-    def _check_idx(self, idx: Any, *, longest: int | None) -> None:
-        self._check_tokens("idx", idx, (torch.int64, torch.int32))
-        if idx.ndim != 2 or idx.shape[1] < 1 or (longest is not None and idx.shape[1] > longest):
-            most = "tokens" if longest is None else f"1 to block_size = {longest}"
-            raise ValueError(f"`idx` must have shape (batch, {most}), got {tuple(idx.shape)}")
 
     def _check_tokens(
         self, name: str, tokens: Any, dtypes: tuple[torch.dtype, ...], besides: int | None = None

@@ -15,15 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ddl.fields import check_counts
 from ddl.nanogpt import convert
 from ddl.ops.checks import check_is_tensor
 from ddl.options import Residual, check_count, check_flag, check_share, refuse
 
 from .config import residual_of
 from .sampling import Sampling
-from .tokens import check_vocabulary
-
-__all__ = ["NanoGPT", "NanoGPTConfig", "hidden_states"]
+from .tokens import check_length, check_vocabulary
 
 STD = 0.02
 
@@ -45,8 +44,7 @@ class NanoGPTConfig:
     delta: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
-            check_count(name, getattr(self, name))
+        check_counts(self, "n_layer n_head n_embd block_size vocab_size")
         if self.n_embd % self.n_head:
             refuse("n_head", f"a divisor of n_embd, {self.n_embd}", self.n_head)
         check_flag("bias", self.bias)
@@ -169,11 +167,8 @@ class NanoGPT(nn.Module):
         idx: (B, T) int64 tokens, T ≤ block_size. last: of only this many tokens at the end.
         Raises ValueError if `idx` does not fit.
         """
-        block = self.config.block_size
         check_is_tensor("idx", idx)
-        if idx.ndim != 2 or not 1 <= idx.shape[1] <= block:
-            expected = f"shape (batch, 1 to block_size = {block})"
-            raise ValueError(f"`idx` must have {expected}, got {tuple(idx.shape)}")
+        check_length(idx, self.config.block_size)
         check_vocabulary("idx", idx, self.config.vocab_size)
         x = hidden_states(self.transformer, self.wte(idx))
         logits: Tensor = self.lm_head(x if last is None else x[:, -last:])

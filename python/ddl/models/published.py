@@ -16,8 +16,6 @@ from ddl.nn.residual import DeltaResidual
 
 from .sublayers import HIDDEN_STD_FACTOR
 
-__all__ = ["draw_stream", "std_of"]
-
 
 def std_of(weight: Tensor) -> float:
     """Standard deviation of the elements of a matrix (size out, size in)."""

@@ -16,8 +16,6 @@ from torch import nn
 
 from .config import STREAMS, GPTConfig
 
-__all__ = ["learning_rate_scales"]
-
 OF_VALUES = re.compile(r"trunk\.residuals\.\d+\.value\.(weight|bias)$")
 ADDED = re.compile(r"\b(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module)\.")
 

@@ -150,7 +150,7 @@ class TimeMixer(nn.Module):
 
     def forward(self, h: Tensor, tokens: Tokens = ALONE) -> Tensor:
         """Map h (B, T, d) to (B, T, d). tokens: their padding, documents and cache."""
-        slot = None if tokens.cache is None else Slot(tokens.cache.past, f"layers.{self.layer}")
+        slot = None if tokens.cache is None else Slot(tokens.cache.history, f"layers.{self.layer}")
         y: Tensor = self.mixer(
             h, keep=tokens.keep, document_starts=tokens.document_starts, slot=slot
         )

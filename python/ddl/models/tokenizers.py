@@ -56,11 +56,8 @@ class CharTokenizer:
         """Encode each character by its index in the table; raise InputError if one is missing."""
         unknown = next((c for c in text if c not in self._token), None)
         if unknown is not None:
-            raise InputError(
-                "text",
-                f"consist of the {self.vocab_size} characters that the model was trained on",
-                repr(unknown),
-            )
+            expected = f"consist of the {self.vocab_size} characters that the model was trained on"
+            raise InputError("text", expected, repr(unknown))
         return [self._token[c] for c in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -129,15 +126,13 @@ class FileTokenizer:
             backend = Backend.from_str(json.dumps(content))
         except Exception as error:  # tokenizers raises plain Exceptions
             got = f"{type(error).__name__}: {first_line(error)}"
-            raise InputError(
-                "tokenizer", "be a tokenizer.json that the package tokenizers reads", got
-            ) from error
+            expected = "be a tokenizer.json that the package tokenizers reads"
+            raise InputError("tokenizer", expected, got) from error
         vocabulary = set(backend.get_vocab().values())
         known = type(document_token) is int and document_token in vocabulary
         if document_token is not None and not known:
-            raise InputError(
-                "document_token", "be a token of the tokenizer's vocabulary", repr(document_token)
-            )
+            expected = "be a token of the tokenizer's vocabulary"
+            raise InputError("document_token", expected, repr(document_token))
         backend.encode_special_tokens = True  # encode special tokens in a text as plain text
         self.text, self.document_token, self.backend = text, document_token, backend
         self.chat_template = chat_template
@@ -227,9 +222,8 @@ def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
     except UnicodeEncodeError as error:  # a command's arguments may be any bytes
         raise InputError("prompt", "be UTF-8 text", repr(prompt)) from error
     if dropped := tokenizer.dropped(prompt) if isinstance(tokenizer, FileTokenizer) else "":
-        raise InputError(
-            "prompt", "have characters that the tokenizer has tokens for", repr(dropped)
-        )
+        expected = "have characters that the tokenizer has tokens for"
+        raise InputError("prompt", expected, repr(dropped))
     try:
         tokens = tokenizer.encode(prompt)
     except InputError as error:
@@ -256,20 +250,21 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def restore(description: Any) -> Tokenizer:
     """Return the tokenizer that `describe` described; raise InputError for anything else."""
+    match description:
+        case "bytes" | {"kind": "bytes"}:
+            return ByteTokenizer()
+        case "gpt2" | {"kind": "gpt2"}:
+            return GPT2Tokenizer()
+        case {"kind": "file", "text": str(text)}:
+            more = (description.get(name) for name in ("document_token", "chat_template"))
+            return FileTokenizer(text, *more)
+        case {"kind": "characters", "table": [str(), *others] as table} if all(
+            isinstance(c, str) for c in others
+        ):
+            return CharTokenizer(table)
     kind = description.get("kind") if isinstance(description, dict) else description
-    if kind == "bytes":
-        return ByteTokenizer()
-    if kind == "gpt2":
-        return GPT2Tokenizer()
-    if kind == "file" and isinstance(description.get("text"), str):
-        more = (description.get(name) for name in ("document_token", "chat_template"))
-        return FileTokenizer(description["text"], *more)
-    table = description.get("table") if kind == "characters" else None
-    if isinstance(table, list) and table and all(isinstance(c, str) for c in table):
-        return CharTokenizer(table)
-    raise InputError(
-        "tokenizer", "be bytes, gpt2 or characters with a table, or file with its text", repr(kind)
-    )
+    expected = "be bytes, gpt2 or characters with a table, or file with its text"
+    raise InputError("tokenizer", expected, repr(kind))
 
 
 def restore_json(text: str, path: Path) -> Tokenizer:
@@ -308,7 +303,6 @@ def read_meta(path: Path) -> CharTokenizer:
     except Exception as error:  # a damaged pickle can raise nearly anything
         text = f"{type(error).__name__}: {error}"  # may quote the file's control characters
         detail = "".join(c if c.isprintable() else "\ufffd" for c in text)
-        raise InputError(
-            path, "be nanoGPT's meta.pkl, plain dicts of strings and numbers", detail
-        ) from error
+        expected = "be nanoGPT's meta.pkl, plain dicts of strings and numbers"
+        raise InputError(path, expected, detail) from error
     return CharTokenizer(table)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ddl.ops.checks import check_is_tensor, check_mask, check_shape
 
-from .cache import Cache, StaticPlace, begins_of
+from .cache import Cache, StaticPlace, begins_of, visible_keys
 
 
 class Tokens(NamedTuple):
@@ -62,8 +62,8 @@ def place(
     batch, new = x.shape[:2]
     if document_starts is not None:
         check_mask("document_starts", document_starts, (batch, new), x)
-    if cache is not None and cache.static is not None:
-        return _place_static(x, attention_mask, cache, cache.static, document_starts)
+    if cache is not None and cache.is_static:
+        return _place_static(x, attention_mask, cache, document_starts)
     start = 0 if cache is None else cache.length
     mask = None
     if attention_mask is not None:
@@ -79,40 +79,32 @@ def place(
         return Tokens(start, None, False, visible, cache)
     numbers = torch.arange(start, start + new, device=x.device)
     begins = begins_of(numbers.expand(batch, new), document_starts, before)
-    keys = torch.arange(start + new, device=x.device)
-    visible = (keys <= numbers[:, None]) & (keys >= begins[:, :, None])
     positions, keep = numbers - begins, None
     if mask is not None:
         count = (mask.cumsum(-1) - 1).clamp(min=0)
         positions, keep = count[:, start:] - count.gather(1, begins), mask[:, start:]
-        # Padding attends to itself: attention to nothing would be 0/0.
-        visible = (visible & mask[:, None, :]) | (keys == numbers[:, None])
+    visible = visible_keys(numbers, begins, mask, start + new)
     begun = begins if several else None
-    return Tokens(
-        start, positions, False, visible.unsqueeze(1), cache, begun, keep, document_starts
-    )
+    return Tokens(start, positions, False, visible, cache, begun, keep, document_starts)
 
 
 def _place_static(
-    x: Tensor,
-    attention_mask: Tensor | None,
-    cache: Cache,
-    static: StaticPlace,
-    document_starts: Tensor | None,
+    x: Tensor, attention_mask: Tensor | None, cache: Cache, document_starts: Tensor | None
 ) -> Tokens:
     """Do as `place` without reading anything from the device."""
     mask = None
-    if attention_mask is not None:
-        if not cache.is_empty:
-            got = tuple(getattr(attention_mask, "shape", ()))
-            raise ValueError(
-                "`attention_mask` must be left out after the first pass of a static cache, which "
-                f"remembers the padding, got one of shape {got}"
-            )
-        mask = _checked(attention_mask, (x.shape[0], x.shape[1]), left=True)
-    if cache.is_empty:
-        static.begin(x, mask)
-    positions, visible, begins = static.place(x, document_starts)
+    if cache.batch_size is None:
+        if attention_mask is not None:
+            mask = _checked(attention_mask, (x.shape[0], x.shape[1]), left=True)
+        cache.static = StaticPlace(cache.config.block_size, x, mask)
+    elif attention_mask is not None:
+        got = tuple(getattr(attention_mask, "shape", ()))
+        raise ValueError(
+            "`attention_mask` must be left out after the first pass of a static cache, which "
+            f"remembers the padding, got one of shape {got}"
+        )
+    assert cache.static is not None
+    positions, visible, begins = cache.static.place(x, document_starts)
     begun = None if document_starts is None else begins  # else the cache knows
     return Tokens(0, positions, False, visible, cache, begun, mask, document_starts)
 
@@ -120,6 +112,13 @@ def _place_static(
 def on_host(x: Tensor) -> bool:
     """Return whether the host can read x without waiting: a plain CPU tensor outside compile."""
     return x.device.type == "cpu" and type(x) is Tensor and not torch.compiler.is_compiling()
+
+
+def check_length(idx: Tensor, longest: int | None) -> None:
+    """Raise ValueError unless idx has shape (batch, 1 to longest); None for any length."""
+    if idx.ndim != 2 or idx.shape[1] < 1 or (longest is not None and idx.shape[1] > longest):
+        most = "tokens" if longest is None else f"1 to block_size = {longest}"
+        raise ValueError(f"`idx` must have shape (batch, {most}), got {tuple(idx.shape)}")
 
 
 def check_vocabulary(

@@ -18,16 +18,14 @@ from .config import STREAMS, GPTConfig
 from .streams.additive import AdditiveStream
 from .streams.attention_residual import AttentionResidualStream
 from .streams.connected import ConnectedStream, SumOfStreams
-from .streams.convolved import ConvolvedStream
-from .streams.expanded import ExpandedStream
+from .streams.controls import ConvolvedStream, ExpandedStream
 from .streams.gated import GatedConnection, GatedRead
 from .streams.hyper import HyperConnection
 from .streams.mhc import (
-    SCALE,
     IndependentConnection,
     ManifoldConnection,
     WeightedHead,
-    even_base,
+    independent_start,
 )
 from .sublayers import NORM_EPS
 from .tokens import Tokens, place
@@ -56,7 +54,7 @@ def hidden_states(
                 "`cache` must be used under torch.no_grad() or torch.inference_mode(), got a "
                 "forward pass with gradients"
             )
-        cache.past.begin()
+        cache.history.begin(x.dtype)
     tokens = place(x, attention_mask, cache, document_starts)
     tokens = tokens if adapt is None else adapt(tokens)
     history = None if cache is None else cache.history
@@ -114,10 +112,10 @@ def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> Trunk:
             head = SumOfStreams()
         case "mhc":
             connections = [ManifoldConnection(d, n, eps) for _ in sublayers]
-            head = WeightedHead(d, n, eps, base=0.0, scale=1.0)
+            head = WeightedHead(d, n, eps)
         case "independent-hc":
             connections = [IndependentConnection(d, n, eps) for _ in sublayers]
-            head = WeightedHead(d, n, eps, base=even_base(n), scale=SCALE)
+            head = WeightedHead(d, n, eps, **independent_start(n))
         case "gated":  # its reads have a norm of their own
             connections = [GatedConnection(d, n, eps, config.gated_size) for _ in sublayers]
             head, norm = GatedRead(d, n, eps, config.gated_size), nn.Identity

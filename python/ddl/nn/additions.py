@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -46,15 +46,19 @@ class Addition(NamedTuple):
 class AddingStream(nn.Module):
     """A stream without rewrites, whose hooks see every Addition; what they return has no effect."""
 
-    sublayers: nn.ModuleList
-
-    def __init__(self) -> None:
+    def __init__(self, sublayers: Iterable[nn.Module]) -> None:
         super().__init__()
+        self.sublayers = nn.ModuleList(sublayers)
         self.hooks: tuple[Callable[[Any], Any], ...] = ()
 
     def reset_parameters(self) -> None:
-        """Reset all parameters but the sublayers'."""
-        raise NotImplementedError
+        """Reset all parameters but the sublayers', in the order of the modules."""
+        for name, part in self.named_children():
+            if name != "sublayers":
+                for module in part if isinstance(part, nn.ModuleList) else [part]:
+                    reset = getattr(module, "reset_parameters", None)
+                    if reset is not None:
+                        reset()
 
     def read_out(self, state: Tensor) -> Tensor:
         """Map a state X (B, T, d, n) to the final read (B, T, d)."""

@@ -80,7 +80,8 @@ def translate(
         missing=[name for name, ours in pairs.items() if ours and name not in state],
         unknown=[called[name] for name in state if name not in pairs],
     )
-    ours = GPTConfig(residual=residual, **_sizes(state, residual, gate), **fields)
+    sizes = _sizes(state, residual, gate, layers)
+    ours = GPTConfig(residual=residual, **sizes, **fields)
     options.check_sizes(config or {}, ours)
     unused = [called[name] for name in state if pairs[name] is None]
     return Translation(ours, _ours(state, pairs, ours), assumed, unused)
@@ -101,7 +102,7 @@ def revert(
     """
     check_choice("layout", layout, LAYOUTS)
     _check_published(config, layout)
-    names.check_state("state_dict", "the config's model", state_dict, shapes_of(config))
+    names.check_state("state_dict", "the config's model", state_dict, empty_state(config))
     config, state = _factored(config, dict(state_dict))
     width = config.hidden_size
     channels = 1 if config.residual == "ddl" else config.value_channels
@@ -111,11 +112,10 @@ def revert(
     ).items():
         if ours is None:
             size = (channels,) if name.endswith("bias") else (channels, width)
-            tensor = state["wte.weight"].new_zeros(size)
+            theirs[name] = state["wte.weight"].new_zeros(size)
         else:
-            tensor = names.to_theirs(name, state[ours])
-        name, tensor = names.to_layout(name, tensor, layout, config)
-        theirs[name] = tensor
+            renamed, tensor = names.to_theirs(name, state[ours], layout)
+            theirs[renamed] = tensor
     theirs[HEAD] = theirs[EMBEDDING]
     return {"model_type": PAPER_MODEL_TYPES[layout]} | options.to_theirs(config), theirs
 
@@ -164,7 +164,7 @@ def _blocks(state: State) -> int:
     return 1 + max(numbers)
 
 
-def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
+def _sizes(state: State, residual: Residual, gate: str, layers: int) -> dict[str, Any]:
     """The fields of GPTConfig that follow from the shapes."""
     shape = {name.removeprefix("transformer.h.0."): tensor.shape for name, tensor in state.items()}
     vocab_size, width = shape[EMBEDDING]
@@ -174,7 +174,7 @@ def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": width,
-        "num_layers": _blocks(state),
+        "num_layers": layers,
         "num_heads": heads,
         "head_size": None if usual else head_dim,
         "mlp_size": None if mlp_size == 8 * width // 3 else mlp_size,
@@ -196,21 +196,16 @@ def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
 
 def _ours(state: State, pairs: Mapping[str, str | None], config: GPTConfig) -> State:
     """Return the tensors under our names, each checked against the config's shape."""
-    shapes = shapes_of(config)
+    model = empty_state(config)
     used = {name: ours for name, ours in pairs.items() if ours is not None}
-    theirs = {
-        name: names.to_theirs(name, torch.empty(shapes[ours], device="meta")).shape
-        for name, ours in used.items()
-    }
-    names.check_shapes({name: (state[name], tuple(shape)) for name, shape in theirs.items()})
-    return {ours: names.to_ours(name, state[name], shapes[ours]) for name, ours in used.items()}
+    names.check_shapes(state, {n: names.to_theirs(n, model[ours])[1] for n, ours in used.items()})
+    return {ours: names.to_ours(n, state[n], model[ours].shape) for n, ours in used.items()}
 
 
-def shapes_of(config: GPTConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the state dict of `GPT(config)`."""
+def empty_state(config: GPTConfig) -> State:
+    """The state dict of `GPT(config)`, without memory."""
     with torch.device("meta"):
-        state = GPT(config).state_dict()
-    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+        return GPT(config).state_dict()
 
 
 # --- ours to theirs -------------------------------------------------------------------------------
@@ -221,28 +216,28 @@ def _check_published(config: GPTConfig, layout: Layout) -> None:
     if config.residual not in PUBLISHED:
         expected = f"be {quoted(PUBLISHED)}, those of the papers' code"
         raise InputError("residual", expected, repr(config.residual))
+    if layout == "c_proj" and config.parameterization == "completep":
+        expected = "be standard or mup with the layout c_proj of the paper's code"
+        raise InputError("parameterization", expected, repr(config.parameterization))
+    usual = 8 * config.hidden_size // 3
+    if config.residual != "additive" and config.mlp_hidden != usual:
+        expected = f"be ⌊8·hidden_size/3⌋ = {usual} in the paper's code"
+        raise InputError("mlp_size", expected, config.mlp_hidden)
     compress = names.stream(config.residual)[0]
     wanted: dict[str, Any] = {"mixer": "attention", "mapping": "k", "gate_from": "context"}
     wanted |= {"rewrites": 1, "erase": "tied"}
     if layout == "c_proj":  # the code of this layout scales no branches
         wanted["branch_scale"] = 1
-        if config.parameterization == "completep":
-            expected = "be standard or mup with the layout c_proj of the paper's code"
-            raise InputError("parameterization", expected, repr(config.parameterization))
     if config.residual != "additive" and config.value != "constant":
         wanted["value_from"] = "compressed"
     if compress in ("channel", "token"):
         wanted["sublayers_per_compressor"] = 2
-    usual = 8 * config.hidden_size // 3
-    if config.residual != "additive" and config.mlp_hidden != usual:
-        expected = f"be ⌊8·hidden_size/3⌋ = {usual} in the paper's code"
-        raise InputError("mlp_size", expected, config.mlp_hidden)
     for name, value in wanted.items():
         if getattr(config, name) != value:
             where = "with the layout c_proj" if name == "branch_scale" else "in the paper's code"
             raise InputError(name, f"be {value} {where}", getattr(config, name))
-    factored = config.compress_parameterization == "factored"
     taps, channels = config.compress_kernel_size, config.value_channels
+    factored = config.compress_parameterization == "factored"
     if compress == "channel" and factored and taps > channels:
         expected = f"be at most value_channels = {channels} in the paper's code"
         raise InputError("compress_kernel_size", expected, taps)

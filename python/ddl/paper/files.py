@@ -167,17 +167,16 @@ def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     from ddl.hf import load
 
     model, _ = load(src, dtype="auto")
-    if isinstance(model, NanoGPT):
-        expected = "be a model with the papers' blocks for `reverse`"
-        raise InputError("src", expected, f"{src} with nanoGPT's", ("reverse",))
-    return model.config, model.state_dict()
+    if isinstance(model, GPT):
+        return model.config, model.state_dict()
+    expected = "be a model with the papers' blocks for `reverse`"
+    raise InputError("src", expected, f"{src} with nanoGPT's", ("reverse",))
 
 
 def _tokenizer(config: GPTConfig) -> Tokenizer | None:
-    gpt2, byte = GPT2Tokenizer(), ByteTokenizer()
-    if gpt2.vocab_size <= config.vocab_size <= gpt2.padded_size:
-        return gpt2
-    return byte if config.vocab_size >= byte.vocab_size else None
+    if GPT2Tokenizer.vocab_size <= config.vocab_size <= GPT2Tokenizer.padded_size:
+        return GPT2Tokenizer()
+    return ByteTokenizer() if config.vocab_size >= ByteTokenizer.vocab_size else None
 
 
 def _summary(config: GPTConfig) -> str:
@@ -211,9 +210,8 @@ def _weights(directory: Path) -> Path:
     files = sorted(path for path in directory.iterdir() if path.suffix.lower() in WEIGHT_SUFFIXES)
     if len(files) != 1:
         got = f"these: {listed([file.name for file in files])}" if files else "none"
-        raise InputError(
-            "src", "name a file with weights, or a directory with one", f"{directory} with {got}"
-        )
+        expected = "name a file with weights, or a directory with one"
+        raise InputError("src", expected, f"{directory} with {got}")
     return files[0]
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from ddl.errors import InputError, listed
-from ddl.models.config import STREAMS, GPTConfig
+from ddl.models.config import STREAMS
 from ddl.models.scaling import without_wrappers
 from ddl.options import Residual
 
@@ -103,15 +103,16 @@ def to_ours(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return tensor.reshape(shape).flip(-1) if over_time(name) else tensor
 
 
-def to_theirs(name: str, tensor: Tensor) -> Tensor:
-    """Convert our tensor to layout c_proj."""
-    if not over_time(name):
-        return tensor
-    flat = tensor.flip(-1).flatten(0, 1)  # (d·m, K)
-    return flat.unsqueeze(1) if name == EXPANSION else flat
-
-
-# --- layouts --------------------------------------------------------------------------------------
+def to_theirs(name: str, tensor: Tensor, layout: Layout = "c_proj") -> tuple[str, Tensor]:
+    """Convert our tensor for a name of layout c_proj to `layout`, with its name there."""
+    if over_time(name):
+        tensor = tensor.flip(-1)  # (d, m, K)
+    if layout == "o_proj":
+        name = name.replace("shortconv.", "").replace("conv.", "")
+        return name.replace(".c_proj.", ".o_proj."), tensor
+    if over_time(name):
+        tensor = tensor.flatten(0, 1)
+    return name, tensor.unsqueeze(1) if name == EXPANSION else tensor
 
 
 def from_layout(name: str, tensor: Tensor, hidden_size: int) -> tuple[str, Tensor]:
@@ -127,16 +128,6 @@ def from_layout(name: str, tensor: Tensor, hidden_size: int) -> tuple[str, Tenso
         return f"{compressor[1]}{TOKEN_KERNEL}", tensor.flatten(0, 1)
     kernel = CHANNEL_KERNEL if len(tensor) == hidden_size else TOKEN_KERNEL
     return f"{compressor[1]}{kernel}", tensor.squeeze(1)
-
-
-def to_layout(name: str, tensor: Tensor, layout: str, config: GPTConfig) -> tuple[str, Tensor]:
-    """Convert a parameter of layout c_proj to `layout`."""
-    if layout == "c_proj":
-        return name, tensor
-    if over_time(name):
-        tensor = tensor.reshape(config.hidden_size, config.value_channels, -1)
-        name = name.replace("shortconv.", "").replace("conv.", "")
-    return name.replace(".c_proj.", ".o_proj."), tensor
 
 
 # --- state dicts ----------------------------------------------------------------------------------
@@ -158,12 +149,12 @@ def cleaned(argument: str, state_dict: Mapping[Any, Any]) -> dict[str, tuple[str
 
 
 def check_state(
-    argument: str, what: str, state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+    argument: str, what: str, state: Mapping[str, Tensor], model: Mapping[str, Tensor]
 ) -> None:
-    """Raise InputError unless a state dict has these names and shapes."""
-    missing = [name for name in shapes if name not in state]
-    check_keys(argument, what, missing, [name for name in state if name not in shapes])
-    check_shapes({name: (state[name], shape) for name, shape in shapes.items()})
+    """Raise InputError unless a state dict has the names and shapes of a model's."""
+    missing = [name for name in model if name not in state]
+    check_keys(argument, what, missing, [name for name in state if name not in model])
+    check_shapes(state, model)
 
 
 def check_keys(argument: str, what: str, missing: list[str], unknown: list[str]) -> None:
@@ -177,13 +168,10 @@ def check_keys(argument: str, what: str, missing: list[str], unknown: list[str])
         raise InputError(argument, f"hold the parameters of {what}", " and ".join(wrong))
 
 
-def check_shapes(tensors: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
-    """Raise InputError unless each tensor has the shape that is paired with it."""
-    wrong = [
-        f"{tuple(tensor.shape)} instead of {shape} for {name}"
-        for name, (tensor, shape) in tensors.items()
-        if tuple(tensor.shape) != shape
-    ]
+def check_shapes(state: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> None:
+    """Raise InputError unless each tensor of the model has its shape in the state dict."""
+    pairs = ((name, tuple(state[name].shape), tuple(model[name].shape)) for name in model)
+    wrong = [f"{got} instead of {must} for {name}" for name, got, must in pairs if got != must]
     if wrong:
         raise InputError.sentence(
             f"the parameters must have the config's shapes, got {listed(wrong)}"

@@ -23,8 +23,6 @@ from ddl.nanogpt import named_as_today, options_in
 
 from .names import COUNT, EMBEDDING, HEAD, check_state, cleaned
 
-__all__ = ["is_nanogpt", "read_model"]
-
 # The papers' code has neither.
 MARK = ("transformer.wpe.weight", "transformer.h.0.attn.c_attn.weight")
 META = "meta.pkl"
@@ -64,12 +62,10 @@ def read_model(
         expected = "have options in model_args and delta_args that its model takes"
         raise InputError("src", expected, f"{path}: {error}") from error
     if variant not in ("auto", config.residual):
-        raise InputError(
-            "variant", f"be auto or {config.residual}, which {path} has", repr(variant)
-        )
+        expected = f"be auto or {config.residual}, which {path} has"
+        raise InputError("variant", expected, repr(variant))
     what = "nanoGPT's GPT with its " + ("model_args" if delta is None else "delta_args")
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    check_state("src", what, state, shapes)
+    check_state("src", what, state, model.state_dict())
     model.load_state_dict(state, assign=True)
     model.lm_head.weight = model.wte.weight
     if delta is not None:
@@ -135,31 +131,29 @@ def _by_hand(path: Path, metadata: Any) -> dict[str, Any]:
 def _tokenizer(
     path: Path, contents: Mapping[str, Any], vocabulary: int, given: Path | None
 ) -> tuple[Tokenizer | None, str]:
-    """The tokenizer, and where it is from."""
-    table = _table(path, contents, given)
-    if table is not None:
-        characters = read_meta(table)
-        if characters.vocab_size != vocabulary:
-            expected = f"{vocabulary} characters, the model's vocabulary"
-            got = f"{characters.vocab_size}: `--tokenizer` names the directory of another"
-            raise InputError(table, f"have {expected}", got)
-        return characters, f"characters of {table}"
-    if GPT2Tokenizer.vocab_size <= vocabulary <= GPT2Tokenizer.padded_size:
-        return GPT2Tokenizer(), "GPT-2's, by the size of the vocabulary"
-    if given is not None:
-        raise InputError("tokenizer", f"be a directory with {META}", f"{given} without")
-    return None, f"unknown, because no {META} was found: `--tokenizer` names its directory"
+    """The tokenizer, and where it is from.
 
-
-def _table(path: Path, contents: Mapping[str, Any], given: Path | None) -> Path | None:
-    """The meta.pkl in `given`, else beside the checkpoint, else in nanoGPT's data/<dataset>."""
+    meta.pkl is in `given`, else beside the checkpoint, else in nanoGPT's data/<dataset>.
+    """
     places = [path.parent if given is None else given]
     config = contents.get("config")
     dataset = config.get("dataset") if isinstance(config, Mapping) else None
     if given is None and isinstance(dataset, str):
         roots = (path.resolve().parent.parent, Path())  # out/ and data/ are beside each other
         places += [root / "data" / dataset for root in roots]
-    return next((place / META for place in places if (place / META).is_file()), None)
+    for table in (place / META for place in places):
+        if table.is_file():
+            characters = read_meta(table)
+            if characters.vocab_size != vocabulary:
+                expected = f"{vocabulary} characters, the model's vocabulary"
+                got = f"{characters.vocab_size}: `--tokenizer` names the directory of another"
+                raise InputError(table, f"have {expected}", got)
+            return characters, f"characters of {table}"
+    if GPT2Tokenizer.vocab_size <= vocabulary <= GPT2Tokenizer.padded_size:
+        return GPT2Tokenizer(), "GPT-2's, by the size of the vocabulary"
+    if given is not None:
+        raise InputError("tokenizer", f"be a directory with {META}", f"{given} without")
+    return None, f"unknown, because no {META} was found: `--tokenizer` names its directory"
 
 
 def _report(config: NanoGPTConfig, state: Mapping[str, Tensor]) -> list[str]:

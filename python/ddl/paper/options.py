@@ -46,9 +46,12 @@ FIXED: dict[str, tuple[Any, ...]] = {
 # Our parameterizations under the names of the newest code, which scale the logits; completeP scales
 # the branches, too. SCALED: names that are read, in small letters.
 SPELLED = {"mup": "widthmuP", "completep": "completeP"}
-SCALED = {theirs.lower(): ours for ours, theirs in SPELLED.items()} | {"spectralp": "completep"}
-
-UNSCALED = ("none", "standard")
+SCALED = {
+    **{theirs.lower(): ours for ours, theirs in SPELLED.items()},
+    "spectralp": "completep",
+    "standard": None,
+    "none": None,
+}
 
 
 def check_fixed(config: Mapping[str, Any]) -> None:
@@ -91,9 +94,8 @@ def to_ours(
     branch_scale = 1.0 if math.isclose(branch_scale, 1, rel_tol=1e-12) else branch_scale
     if residual == "additive":
         if branch_scale != 1:
-            name = "residual_branch_mult"
             raise InputError.sentence(
-                f"`{name}` in config.json must be left out of an additive model here, "
+                "`residual_branch_mult` in config.json must be left out of an additive model here, "
                 "where the parameterization alone scales additions"
             )
         return fields, assumed
@@ -111,7 +113,7 @@ def to_ours(
     if option("ddl_v_constant"):
         constant = float(option("ddl_v_constant_value")) / wider
         return fields | {"value": "constant", "value_constant": constant}, assumed
-    fields |= {"value": "linear", "value_from": "compressed"}
+    fields["value_from"] = "compressed"
     if option("ddl_v_sigmoid"):
         scale = float(option("ddl_v_sigmoid_scale")) / wider
         fields |= {"value": "sigmoid", "value_scale": scale}
@@ -120,21 +122,20 @@ def to_ours(
 
 def _scaling(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     """GPTConfig's parameterization with its base; empty unless the logits are scaled."""
-    name = "parameterization"
-    spelled = config.get(name)
-    kind = SCALED.get(str(spelled).lower())
-    if kind is None and str(spelled).lower() not in UNSCALED:
+    spelled = config.get("parameterization")
+    if str(spelled).lower() not in SCALED:
         known = ", ".join(SPELLED.values())
-        must = f"`{name}` in config.json must be null, standard, {known} or spectralP"
+        must = f"`parameterization` in config.json must be null, standard, {known} or spectralP"
         raise InputError.sentence(f"{must}, got {_json(spelled)}")
-    if kind is None and not config.get("mup"):
+    kind = SCALED[str(spelled).lower()] or ("mup" if config.get("mup") else None)
+    if kind is None:
         return {}
     fields: dict[str, Any] = {"base_width": config.get("hidden_size_base", BASE)}
     if kind == "completep":
         fields["base_layers"] = config.get("num_hidden_layers_base", num_layers)
     for field, base in fields.items():
         check_count(field, base)
-    return fields | {"parameterization": kind or "mup"}
+    return fields | {"parameterization": kind}
 
 
 def to_theirs(config: GPTConfig) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from torch.nn.utils import prune
 
 from ddl.lab.config import GPTConfig
 from ddl.models import GPT, Cache
-from ddl.models.streams.convolved import ConvolvedStream
-from ddl.models.streams.expanded import ExpandedStream
+from ddl.models.streams.controls import ConvolvedStream, ExpandedStream
 from ddl.optim import never_decayed
 from tests.support.helpers import gradients, normal, randomise_
 

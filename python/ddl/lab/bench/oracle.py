@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddl import reference
 from ddl.models import GPT
-from ddl.models.streams.convolved import ConvolvedStream
+from ddl.models.streams.controls import ConvolvedStream
 from ddl.nn import DeltaStream
 
 from . import plain

@@ -13,6 +13,7 @@ from .parts import NOTHING, Flops, rms_norm, shared, work
 __all__ = ["Flops", "flops_by_part", "flops_per_token"]
 
 
+@lru_cache(maxsize=256)
 def flops_per_token(
     config: GPTConfig, *, length: int | None = None, keys: float | None = None
 ) -> Flops:
@@ -38,11 +39,6 @@ def flops_by_part(
     """
     check_count("length", length, optional=True)
     check_positive("keys", keys, optional=True)
-    return dict(_parts(config, length, keys))
-
-
-@lru_cache(maxsize=256)
-def _parts(config: GPTConfig, length: int | None, keys: float | None) -> dict[str, Flops]:
     keys = ((length or config.block_size) + 1) / 2 if keys is None else keys
     d, layers, mixing = config.hidden_size, config.num_layers, len(config.mixing_layers)
     width = config.num_heads * config.head_dim

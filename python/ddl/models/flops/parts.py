@@ -8,7 +8,8 @@ products with it, and all other work with a count of the operations that torch r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import operator
+from dataclasses import dataclass
 
 from ddl.layouts import layout_of
 from ddl.options import Compress, Direction, Erase, ExpandKind, GateFrom
@@ -43,11 +44,10 @@ class Flops:
         return self.matrix_forward + self.matrix_backward
 
     def __add__(self, other: Flops) -> Flops:
-        names = [field.name for field in fields(self)]
-        return Flops(*(getattr(self, name) + getattr(other, name) for name in names))
+        return Flops(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __mul__(self, times: float) -> Flops:
-        return Flops(*(getattr(self, field.name) * times for field in fields(self)))
+        return Flops(*(number * times for number in vars(self).values()))
 
     __rmul__ = __mul__
 

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from ddl.nn.additions import AddingStream, Addition
 
-__all__ = ["AdditiveStream"]
-
 
 class AdditiveStream(AddingStream):
     """The plain residual stream, x = x + s F(norm(x)), with a final norm: the baseline trunk.
@@ -26,15 +24,10 @@ class AdditiveStream(AddingStream):
         norm_eps: float,
         branch_scale: float = 1.0,
     ) -> None:
-        super().__init__()
+        super().__init__(sublayers)
         self.branch_scale = branch_scale
-        self.sublayers = nn.ModuleList(sublayers)
         self.norms = nn.ModuleList(nn.RMSNorm(hidden_size, norm_eps) for _ in self.sublayers)
         self.readout = nn.RMSNorm(hidden_size, norm_eps)
-
-    def reset_parameters(self) -> None:
-        for norm in (*self.norms, self.readout):
-            norm.reset_parameters()
 
     def forward(self, x: Tensor, *args: Any, keep: Tensor | None = None, **_: Any) -> Tensor:
         """Map embeddings x (B, T, d) to the final read (B, T, d); `args` go to every sublayer.

@@ -26,8 +26,6 @@ from ddl.nn.checks import require_own_forward
 
 from ..sublayers import wide
 
-__all__ = ["AttentionResidualStream", "attend"]
-
 
 class AttentionResidualStream(AddingStream):
     """A sum per block of sublayers, and attention over them before each sublayer.
@@ -43,9 +41,8 @@ class AttentionResidualStream(AddingStream):
         sublayers_per_block: int,
         norm_eps: float,
     ) -> None:
-        super().__init__()
+        super().__init__(sublayers)
         self.sublayers_per_block, self.norm_eps = sublayers_per_block, norm_eps
-        self.sublayers = nn.ModuleList(sublayers)
         self.norms = nn.ModuleList(nn.RMSNorm(hidden_size, norm_eps) for _ in self.sublayers)
         # Of the read after each sublayer.
         self.queries = nn.ParameterList(torch.empty(hidden_size) for _ in self.sublayers)
@@ -53,8 +50,7 @@ class AttentionResidualStream(AddingStream):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for norm in (*self.norms, self.readout):
-            norm.reset_parameters()
+        super().reset_parameters()
         for query in self.queries:
             nn.init.zeros_(query)
 

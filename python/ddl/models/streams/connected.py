@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from ddl.nn.additions import AddingStream, Addition
 
-__all__ = ["Connected", "ConnectedStream", "SumOfStreams"]
-
 
 class Connected(NamedTuple):
     """The read and the mixing of X (B, T, n, d) by a connection.
@@ -47,18 +45,12 @@ class ConnectedStream(AddingStream):
         norm: Callable[[], nn.Module],
         head: nn.Module,
     ) -> None:
-        super().__init__()
+        super().__init__(sublayers)
         self.streams = streams
-        self.sublayers = nn.ModuleList(sublayers)
         self.norms = nn.ModuleList(norm() for _ in self.sublayers)
         self.connections = nn.ModuleList(connections)
         self.head = head
         self.readout = norm()
-
-    def reset_parameters(self) -> None:
-        for module in (*self.norms, *self.connections, self.head, self.readout):
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
 
     def forward(self, x: Tensor, *args: Any, keep: Tensor | None = None, **_: Any) -> Tensor:
         """Map embeddings x (B, T, d) to the final read (B, T, d); as AdditiveStream."""

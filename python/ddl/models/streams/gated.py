@@ -24,8 +24,6 @@ from ddl.nn.checks import require_own_forward
 from ..sublayers import wide
 from .connected import Connected
 
-__all__ = ["GatedConnection", "GatedRead"]
-
 MAP_STD = 0.02
 
 

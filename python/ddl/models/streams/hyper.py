@@ -20,8 +20,6 @@ from ddl.reference import without_autocast
 
 from .connected import Connected
 
-__all__ = ["HyperConnection"]
-
 SCALE = 0.01  # s_α and s_β at first, as in the paper
 
 

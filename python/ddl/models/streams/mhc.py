@@ -31,23 +31,21 @@ from ddl.reference import without_autocast
 from ..sublayers import wide
 from .connected import Connected
 
-__all__ = ["SCALE", "IndependentConnection", "ManifoldConnection", "WeightedHead", "even_base"]
-
 EPS = 1e-6
 ITERATIONS = 20
 MAP_STD = 0.02
-SCALE = 0.01  # s of independent connections at first
 
 
-def even_base(streams: int) -> float:
-    """c_a of independent connections at first, whose sigmoid is 1/n for n > 1."""
-    return -math.log(max(streams - 1, 1))
+def independent_start(streams: int) -> dict[str, float]:
+    """c_a, whose sigmoid is 1/n for n > 1, and s of independent connections at first."""
+    return {"base": -math.log(max(streams - 1, 1)), "scale": 0.01}
 
 
 class _Weights(nn.Module):
     """The parameters W, c and s.
 
-    numbers: of z. norm_eps: ε of rms. scales: numbers in s. base: c_a at first. scale: s at first.
+    norm_eps: ε of rms. sizes: of the parts of z, each with a number of s. base: c_a at first.
+    scale: s at first.
     """
 
     def __init__(
@@ -55,22 +53,22 @@ class _Weights(nn.Module):
         hidden_size: int,
         streams: int,
         norm_eps: float,
+        sizes: tuple[int, ...],
         *,
-        numbers: int,
-        scales: int,
-        base: float,
-        scale: float,
+        base: float = 0.0,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.streams, self.norm_eps, self.starts = streams, norm_eps, (base, scale)
-        self.map = nn.Parameter(torch.empty(numbers, streams * hidden_size))  # W
-        self.base = nn.Parameter(torch.empty(numbers))  # c
-        self.scale = nn.Parameter(torch.empty(scales))  # s
+        self.streams, self.norm_eps = streams, norm_eps
+        self.sizes, self.start = sizes, (base, scale)
+        self.map = nn.Parameter(torch.empty(sum(sizes), streams * hidden_size))  # W
+        self.base = nn.Parameter(torch.empty(sum(sizes)))  # c
+        self.scale = nn.Parameter(torch.empty(len(sizes)))  # s
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        base, scale = self.starts
+        base, scale = self.start
         nn.init.normal_(self.map, std=MAP_STD)
         nn.init.zeros_(self.base)
         self.base[: self.streams] = base
@@ -88,17 +86,13 @@ class ManifoldConnection(_Weights):
     """The reading, mixing and writing around one sublayer, with a doubly stochastic mixing."""
 
     def __init__(self, hidden_size: int, streams: int, norm_eps: float) -> None:
-        numbers = streams * (2 + streams)
-        super().__init__(
-            *(hidden_size, streams, norm_eps), numbers=numbers, scales=3, base=0.0, scale=1.0
-        )
+        super().__init__(hidden_size, streams, norm_eps, (streams, streams, streams**2))
 
     def forward(self, state: Tensor) -> Connected:
         """Connect X (B, T, n, d)."""
         n = self.streams
-        sizes = [n, n, n * n]
-        scales = torch.cat([s.expand(size) for s, size in zip(self.scale, sizes, strict=True)])
-        reads, joins, mixes = (self.mapped(state) * scales + self.base).split(sizes, -1)
+        scales = torch.cat([s.expand(size) for s, size in zip(self.scale, self.sizes, strict=True)])
+        reads, joins, mixes = (self.mapped(state) * scales + self.base).split(self.sizes, -1)
         read = (torch.sigmoid(reads) + EPS).unsqueeze(-1) * state
         join = 2 * torch.sigmoid(joins)
         mix = sinkhorn(torch.softmax(torch.unflatten(mixes, -1, (n, n)), -1) + EPS).to(state.dtype)
@@ -111,10 +105,8 @@ class IndependentConnection(_Weights):
     """The reading and writing around one sublayer; the streams are not mixed."""
 
     def __init__(self, hidden_size: int, streams: int, norm_eps: float) -> None:
-        base, numbers = even_base(streams), 2 * streams
-        super().__init__(
-            *(hidden_size, streams, norm_eps), numbers=numbers, scales=2, base=base, scale=SCALE
-        )
+        start = independent_start(streams)
+        super().__init__(hidden_size, streams, norm_eps, (streams, streams), **start)
 
     def forward(self, state: Tensor) -> Connected:
         """Connect X (B, T, n, d)."""
@@ -126,14 +118,10 @@ class IndependentConnection(_Weights):
 
 
 class WeightedHead(_Weights):
-    """The last read, x = Xᵀ a. base, scale: c and s at first."""
+    """The last read, x = Xᵀ a. start: base and scale."""
 
-    def __init__(
-        self, hidden_size: int, streams: int, norm_eps: float, *, base: float, scale: float
-    ) -> None:
-        super().__init__(
-            *(hidden_size, streams, norm_eps), numbers=streams, scales=1, base=base, scale=scale
-        )
+    def __init__(self, hidden_size: int, streams: int, norm_eps: float, **start: float) -> None:
+        super().__init__(hidden_size, streams, norm_eps, (streams,), **start)
 
     def forward(self, state: Tensor) -> Tensor:
         """Map X (B, T, n, d) to x (B, T, d)."""

@@ -12,8 +12,6 @@ from ddl.results import ReadParameters
 
 from .history import History
 
-__all__ = ["Slot", "continued", "convolve"]
-
 
 class Slot(NamedTuple):
     """A place in a history, where a convolution or mixer leaves what its next tokens need.

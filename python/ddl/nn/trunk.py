@@ -9,7 +9,6 @@ for what reads several tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -20,14 +19,13 @@ from ddl.ops.checks import autocast_dtype
 from ddl.options import StreamDtype, spread_anchors
 from ddl.results import Chain, ReadParameters, RewriteReadResult, Write
 
-from .checks import check_returned
+from .checks import check_returned, require_exact_type
 from .convolution import Slot, continued
 from .expand import Expand
 from .history import History
 from .linear import form_parameters
+from .read import Read
 from .residual import DeltaResidual
-
-__all__ = ["Call", "as_stream", "boundary", "first_chain", "opened", "run"]
 
 Call = Callable[[int, nn.Module, Tensor], Tensor]  # F(h) of a sublayer, by its number
 
@@ -36,19 +34,18 @@ class Stream(Protocol):
     """The parts of a DeltaStream that the loop uses."""
 
     expand: Expand
+    reads: nn.ModuleList
     sublayers: nn.ModuleList
+    residuals: nn.ModuleList
+    readout: Read
     anchor_every: int | None
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
-    def resolved(
-        self, dtype: torch.dtype | None
-    ) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
 
 
-# A read, and the sublayer that gets it with its residual; both None after the last read. A slot
-# follows read and residual: where past tokens leave something for it; None without a history, or if
-# nothing is left.
-Step = tuple[ReadParameters, Slot | None, nn.Module | None, DeltaResidual | None, Slot | None]
+# A read, and the sublayer that gets it with its residual; both None after the last read. The slot:
+# where past tokens leave something for the residual; None without a history, or if nothing is left.
+Step = tuple[ReadParameters, nn.Module | None, DeltaResidual | None, Slot | None]
 
 
 def run(
@@ -80,15 +77,16 @@ def run(
     context: Any = None
     if history is None:
         chain = first_chain(state, stream.anchor_every, len(steps) - 1)
-    for index, (read, read_slot, sublayer, next_residual, next_slot) in enumerate(steps):
+    for index, (read, sublayer, next_residual, next_slot) in enumerate(steps):
         try:
             if residual is not None:
                 write = residual.write(state, written, context, value, gate, keep, starts, slot)
                 if residual.hooks or residual.branch_scale != 1:
                     continues = history is not None
                     write = residual.hooked(state, write, keep=keep, continues=continues)
+            before = None if history is None else Slot(history, f"reads.{index}")
             (state, after, value, gate), chain = boundary(
-                state, write, read, starts, chain=chain, slot=read_slot
+                state, write, read, starts, chain=chain, slot=before
             )
         except (AttributeError, RuntimeError, TypeError, ValueError):
             if context is not None:
@@ -104,19 +102,34 @@ def run(
 
 
 def _steps(stream: Stream, dtype: torch.dtype | None, history: History | None) -> list[Step]:
-    """The steps of a stream with the parameters that it has now."""
-    reads, residuals = stream.resolved(dtype)
+    """The steps of a stream with the parameters that it has now.
+
+    dtype: of the contexts; None for the states'. A weight that reads share is computed once.
+    """
+    weights: dict[int, Tensor | None] = {}
     steps: list[Step] = []
-    for index, (read, sublayer, residual) in enumerate(
-        zip_longest(reads, stream.sublayers, residuals)
-    ):
-        read_slot = residual_slot = None
-        if history is not None and read.looks_back():
-            read_slot = Slot(history, f"reads.{index}")
-        if history is not None and residual is not None and residual.gate_pool is not None:
-            residual_slot = Slot(history, f"residuals.{index}")
-        steps.append((read, read_slot, sublayer, residual, residual_slot))
-    return steps
+    parts = zip(stream.reads, stream.sublayers, stream.residuals, strict=True)
+    for index, (read, sublayer, residual) in enumerate(parts):
+        read = require_exact_type(f"reads[{index}]", read, Read)
+        residual = require_exact_type(f"residuals[{index}]", residual, DeltaResidual)
+        owner = read._shared[0] if read._shared else read
+        if owner is read:
+            weights[id(read)] = read.effective_weight()
+        elif read._forward_pre_hooks:
+            form_parameters(read)
+        if id(owner) not in weights:
+            raise ValueError(
+                f"`reads[{index}]` must share the compression of a read before it, got that of one "
+                "that was replaced: replace it, too, by Read(…, shared=stream.reads[…])"
+            )
+        parameters = residual.added_to(read.parameters_of(weights[id(owner)], dtype))
+        slot = None
+        if history is not None and residual.gate_pool is not None:
+            slot = Slot(history, f"residuals.{index}")
+        steps.append((parameters, sublayer, residual, slot))
+    readout = require_exact_type("readout", stream.readout, Read)
+    parameters = readout.parameters_of(readout.effective_weight(), dtype)
+    return [*steps, (parameters, None, None, None)]
 
 
 def _begin(history: History, stream: Stream, x: Tensor, starts: Tensor | None) -> None:
@@ -138,16 +151,12 @@ def opened(
     expand: Expand, x: Tensor, starts: Tensor | None = None, slot: Slot | None = None
 ) -> Tensor:
     """Expand x (B, T, d) to a state (B, T, d, m), also if m = 1."""
-    if expand._forward_pre_hooks:
-        form_parameters(expand)
-    weight, m = expand.weight, expand.value_channels
-    if slot is None:
+    m = expand.value_channels
+    if slot is None or expand.weight is None or expand.kernel_size == 1:
         state: Tensor = expand(x, document_starts=starts)
         return state.unsqueeze(-1) if m == 1 else state
-    if weight is None:
-        return x.unsqueeze(-1) if m == 1 else functional.expand_to(x, None, m)[0]
-    if weight.shape[-1] == 1:
-        return functional.expand_to(x, weight, m, starts)[0]
+    form_parameters(expand)
+    weight = expand.weight
 
     def expanded(x: Tensor, before: Tensor | None, starts: Tensor | None) -> Any:
         return functional.expand_to(x, weight, m, starts, before=before, continues=True)

@@ -230,10 +230,10 @@ def test_wrong_inputs_are_refused() -> None:
         ValueError, match=r"`h` must be of shape \(batch, time, 12\), got \(2, 12\)"
     ):
         mixer(torch.randn(2, 12))
+    with pytest.raises(ValueError, match=r"`h` must have shape \(…, 12\), got \(2, 5, 11\)"):
+        mixer(torch.randn(2, 5, 11))
     with pytest.raises(TypeError, match=r"`h` must be a torch\.Tensor"):
         mixer([1.0])
-    with pytest.raises(TypeError, match=r"`slot` must be a ddl\.nn\.Slot, got str"):
-        mixer(torch.randn(2, 5, 12), slot="a")
     with pytest.raises(
         ValueError, match=r"^a step with a cache must be called under torch.no_grad"
     ):

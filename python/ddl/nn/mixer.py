@@ -143,7 +143,7 @@ class DeltaMixer(nn.Module):
     extra_repr = shown
 
     def never_decayed(self) -> Iterator[nn.Parameter]:
-        """The parameters that an optimizer should not decay: zero is no neutral value for them."""
+        """The parameters that an optimizer should not decay: zero is not neutral for them."""
         yield from (*self.taps.values(), self.gate.weight)
 
     def forward(

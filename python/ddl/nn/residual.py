@@ -61,9 +61,8 @@ class DeltaResidual(Branches):
     Args:
         hidden_size: d.
         value_channels: m.
-        mapping: "k", the sublayer's output is the direction and the value comes from the read; "v",
-            it is the value (through W_v) and a branch computes the direction.
-        gate: g — "linear", or "mlp" with a hidden layer.
+        mapping: "k" or "v".
+        gate: g — "linear" or "mlp".
         gate_hidden: hidden units of an "mlp" gate.
         gate_from: input of g — "context", h; "pooled", the mean of the state over its value
             channels; "convolved", these means convolved over time; "flatten", all d·m numbers of
@@ -75,9 +74,8 @@ class DeltaResidual(Branches):
         direction_hidden: hidden units of the MLP; width of the attention's queries and keys.
         value: φ — "linear", "sigmoid" (value_scale·sigmoid), or "constant" (v = value_constant,
             k-Map only).
-        value_init: b_v of a linear value at initialisation (k-Map only). A value that starts around
-            zero has a random sign in every token, so a sublayer would first have to learn the sign
-            with which its output is written (measured: benchmarks/LOG.md).
+        value_init: b_v of a linear value at initialisation (k-Map only;
+            docs/decisions/value-start.md).
         value_scale: scale of a "sigmoid" value.
         value_constant: the "constant" value.
         value_from: z of the k-Map — "context", the normalised read h, or "compressed", the raw read

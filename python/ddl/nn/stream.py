@@ -73,9 +73,7 @@ class DeltaStream(nn.Module):
         sublayers_per_compressor: number of consecutive sublayers whose reads share one compression
             (2 in the papers: attention and MLP of a block).
         device, dtype: of the parameters.
-        residual: mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction,
-            direction_hidden, value, value_init, value_scale, value_constant, value_from, rewrites,
-            direction_rank, beta_init, erase, branch_scale and eps_k of DeltaResidual.
+        residual: options of DeltaResidual.
 
     Raises:
         ValueError: an option is unknown, out of range, or without effect and not at its default.

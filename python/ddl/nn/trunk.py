@@ -20,7 +20,7 @@ from ddl.options import StreamDtype, spread_anchors
 from ddl.results import Chain, ReadParameters, RewriteReadResult, Write
 
 from .checks import check_returned, require_exact_type
-from .convolution import Slot, continued
+from .convolution import Left, Slot, continued
 from .expand import Expand
 from .history import History
 from .linear import form_parameters
@@ -43,11 +43,6 @@ class Stream(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
-# A read, and the sublayer that gets it with its residual; both None after the last read. The slot:
-# where past tokens leave something for the residual; None without a history, or if nothing is left.
-Step = tuple[ReadParameters, nn.Module | None, DeltaResidual | None, Slot | None]
-
-
 def run(
     stream: Stream,
     x: Tensor,
@@ -63,53 +58,52 @@ def run(
     dtype: autocast's, of the contexts; None without. history: of the tokens before; None for whole
     sequences. keep: (B, T) bool, False for padding.
     """
-    slot = None
     if history is None:
-        steps = _steps(stream, dtype, None)
+        reads, residuals = _resolved(stream, dtype)
+        expand_slot = first_slot = None
     else:
         _begin(history, stream, x, starts)
         key = (id(stream), torch.compiler.is_compiling(), x.dtype, dtype)
-        steps = history.resolved(key, lambda: _steps(stream, dtype, history))
-        slot = Slot(history, "expand")
-    state = opened(stream.expand, x, starts, slot)
-    residual = chain = write = value = gate = None
-    written: Any = None
-    context: Any = None
-    if history is None:
-        chain = first_chain(state, stream.anchor_every, len(steps) - 1)
-    for index, (read, sublayer, next_residual, next_slot) in enumerate(steps):
+        reads, residuals = history.resolved(key, lambda: _resolved(stream, dtype))
+        expand_slot, first_slot = Slot(history, "expand"), Slot(history, "reads.0")
+    state = opened(stream.expand, x, starts, expand_slot)
+    chain = None if history is not None else first_chain(state, stream.anchor_every, len(residuals))
+    (state, context, value, gate), chain = boundary(
+        state, None, reads[0], starts, chain=chain, slot=first_slot
+    )
+    parts = zip(stream.sublayers, residuals, reads[1:], strict=True)
+    for index, (sublayer, residual, read) in enumerate(parts):
+        written = call(index, sublayer, context)
+        slot = read_slot = None
+        if history is not None:
+            slot = Slot(history, f"residuals.{index}")
+            read_slot = Slot(history, f"reads.{index + 1}")
         try:
-            if residual is not None:
-                write = residual.write(state, written, context, value, gate, keep, starts, slot)
-                if residual.hooks or residual.branch_scale != 1:
-                    continues = history is not None
-                    write = residual.hooked(state, write, keep=keep, continues=continues)
-            before = None if history is None else Slot(history, f"reads.{index}")
-            (state, after, value, gate), chain = boundary(
-                state, write, read, starts, chain=chain, slot=before
+            write = residual.write(state, written, context, value, gate, keep, starts, slot)
+            if residual.hooks or residual.branch_scale != 1:
+                continues = history is not None
+                write = residual.hooked(state, write, keep=keep, continues=continues)
+            (state, context, value, gate), chain = boundary(
+                state, write, read, starts, chain=chain, slot=read_slot
             )
         except (AttributeError, RuntimeError, TypeError, ValueError):
-            if context is not None:
-                check_returned(f"sublayers[{index - 1}]", written, context)
+            check_returned(f"sublayers[{index}]", written, context)
             raise
-        context, residual, slot = after, next_residual, next_slot
-        if sublayer is not None:
-            written = call(index, sublayer, context)
     if history is not None:
         history.commit()
-    result: Tensor = context
-    return result
+    return context
 
 
-def _steps(stream: Stream, dtype: torch.dtype | None, history: History | None) -> list[Step]:
-    """The steps of a stream with the parameters that it has now.
+def _resolved(
+    stream: Stream, dtype: torch.dtype | None
+) -> tuple[list[ReadParameters], list[DeltaResidual]]:
+    """The parameters of every read, the final one's last, and the residuals.
 
     dtype: of the contexts; None for the states'. A weight that reads share is computed once.
     """
     weights: dict[int, Tensor | None] = {}
-    steps: list[Step] = []
-    parts = zip(stream.reads, stream.sublayers, stream.residuals, strict=True)
-    for index, (read, sublayer, residual) in enumerate(parts):
+    reads, residuals = [], []
+    for index, (read, residual) in enumerate(zip(stream.reads, stream.residuals, strict=True)):
         read = require_exact_type(f"reads[{index}]", read, Read)
         residual = require_exact_type(f"residuals[{index}]", residual, DeltaResidual)
         owner = read._shared[0] if read._shared else read
@@ -122,14 +116,10 @@ def _steps(stream: Stream, dtype: torch.dtype | None, history: History | None) -
                 f"`reads[{index}]` must share the compression of a read before it, got that of one "
                 "that was replaced: replace it, too, by Read(…, shared=stream.reads[…])"
             )
-        parameters = residual.added_to(read.parameters_of(weights[id(owner)], dtype))
-        slot = None
-        if history is not None and residual.gate_pool is not None:
-            slot = Slot(history, f"residuals.{index}")
-        steps.append((parameters, sublayer, residual, slot))
+        residuals.append(residual)
+        reads.append(residual.added_to(read.parameters_of(weights[id(owner)], dtype)))
     readout = require_exact_type("readout", stream.readout, Read)
-    parameters = readout.parameters_of(readout.effective_weight(), dtype)
-    return [*steps, (parameters, None, None, None)]
+    return [*reads, readout.parameters_of(readout.effective_weight(), dtype)], residuals
 
 
 def _begin(history: History, stream: Stream, x: Tensor, starts: Tensor | None) -> None:
@@ -158,12 +148,10 @@ def opened(
     form_parameters(expand)
     weight = expand.weight
 
-    def expanded(x: Tensor, before: Tensor | None, starts: Tensor | None) -> Any:
+    def expanded(x: Tensor, before: Left, starts: Tensor | None) -> tuple[Tensor, Left]:
         return functional.expand_to(x, weight, m, starts, before=before, continues=True)
 
-    state = continued(slot, expanded, x, starts)
-    assert isinstance(state, Tensor)
-    return state
+    return continued(slot, expanded, x, starts)
 
 
 def boundary(

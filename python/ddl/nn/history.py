@@ -85,12 +85,13 @@ class History:
 
     def commit(self) -> None:
         """Keep what was set since `begin`."""
-        for name, new in self._new.items():
-            if self.static and new.left is not None:
+        if self.static:
+            for name, (left, *_) in self._new.items():
+                assert left is not None
                 place = self.get(name)
-                place = torch.empty_like(new.left) if place is None else place
-                new = _Past(place.copy_(new.left))
-            self._past[name] = new
+                place = torch.empty_like(left) if place is None else place
+                self._new[name] = _Past(place.copy_(left))
+        self._past |= self._new
         self._tokens = min(self.crops, self._tokens + self._new_tokens)
         self._new, self._new_tokens = {}, 0
 

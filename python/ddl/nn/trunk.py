@@ -76,7 +76,7 @@ def run(
         written = call(index, sublayer, context)
         slot = read_slot = None
         if history is not None:
-            slot = Slot(history, f"residuals.{index}")
+            slot = Slot(history, f"residuals.{index}") if residual.gate_pool is not None else None
             read_slot = Slot(history, f"reads.{index + 1}")
         try:
             write = residual.write(state, written, context, value, gate, keep, starts, slot)

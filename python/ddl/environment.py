@@ -35,17 +35,9 @@ class Launched(NamedTuple):
 
 
 def launched() -> Launched | None:
-    """Return how torchrun has started this process; None if something else has.
-
-    Raises InputError for values that are not whole numbers.
-    """
-    values = {name: os.environ[name] for name in OF_TORCHRUN if name in os.environ}
-    if len(values) < len(OF_TORCHRUN):
-        return None
-    if not all(value.isdecimal() for value in values.values()):
-        got = ", ".join(f"{name}={value}" for name, value in values.items())
-        raise InputError.sentence(f"torchrun's variables must be whole numbers, got {got}")
-    return Launched(*map(int, values.values()))
+    """Return how torchrun has started this process; None if something else has."""
+    values = [os.environ[name] for name in OF_TORCHRUN if name in os.environ]
+    return Launched(*map(int, values)) if len(values) == len(OF_TORCHRUN) else None
 
 
 def restarts() -> int:
@@ -60,14 +52,14 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0" or None in map(os.environ.get, OF_TORCHRUN)
 
 
-def wants_traceback() -> bool:
-    """Return whether DDL_TRACEBACK is set: commands then show a traceback, not one sentence."""
-    return bool(os.environ.get("DDL_TRACEBACK"))
+def is_set(name: str) -> bool:
+    """Whether a variable has any value but the empty one."""
+    return bool(os.environ.get(name))
 
 
-def has_plan() -> bool:
-    """Return whether DDL_PLAN is set: kernels are then timed with choices made by hand."""
-    return bool(os.environ.get("DDL_PLAN"))
+def set_default(name: str, value: str) -> None:
+    """Set a variable that a library reads when it is first used, unless the user has set it."""
+    os.environ.setdefault(name, value)
 
 
 def accelerates_delta_rule() -> bool:
@@ -79,18 +71,6 @@ def accelerates_delta_rule() -> bool:
     if value not in ("0", "1"):
         raise InputError("DDL_ACCELERATE_DELTA_RULE", "be 1 or 0", repr(value))
     return value == "1"
-
-
-def make_cublas_repeatable() -> None:
-    """Let cuBLAS sum in a fixed order, unless the user has set its variable, which it reads when it
-    is first used."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def use_one_tokenizer_thread() -> None:
-    """Let each process tokenize in one thread, because processes share the cores, unless the user
-    has set the variable, which the package tokenizers reads when it first encodes."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def to_report() -> dict[str, str]:

@@ -7,18 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = [
-    "IMPORTED_ONCE",
-    "NEWER",
-    "DivergedError",
-    "InputError",
-    "OtherProcessError",
-    "ProcessError",
-    "check_fields",
-    "first_line",
-    "listed",
-    "reason_of",
-]
+__all__ = ["DivergedError", "InputError", "OtherProcessError", "ProcessError"]
 
 # Ends the message about a field that a file has and this version does not know.
 NEWER = "if a newer ddl-rs wrote it, install that version"

@@ -199,14 +199,6 @@ def names_in(out: Path) -> list[str]:
         raise InputError("out", "be a directory", f"{out}: {reason_of(error)}") from error
 
 
-def require_new_file(out: Path) -> None:
-    """Raise InputError unless `out` is a new file in a writable directory."""
-    if out.exists():
-        raise InputError("out", "be a new file", f"{out}, which exists")
-    if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
-        raise InputError("out", "be in a directory that can be written to", out)
-
-
 def require_new_directory(out: Path, *, argument: str = "out") -> None:
     """Raise InputError, which names the argument, unless `out` is new or an empty directory."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

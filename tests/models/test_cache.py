@@ -211,7 +211,7 @@ def test_without_attention_generation_sees_all_tokens_in_constant_memory():
     sizes = set()
     for piece in got.split(16, dim=1):
         model(piece, cache=cache)
-        sizes.add(sum(kept.numel() for kept in cache.history._kept.values()))
+        sizes.add(sum(kept.left.numel() for kept in cache.history._past.values()))
     assert cache.length == 67
     assert len(sizes) == 1
     assert cache._buffers == [None, None]
@@ -313,8 +313,8 @@ def static_pieces(model: GPT, idx: Tensor, pieces: list[int], mask: Tensor | Non
         first = mask if number == 0 else None
         logits.append(model(piece, cache=cache, attention_mask=first).logits)
         buffers = [buffer for buffer in cache._buffers if buffer is not None]  # a mixer has none
-        past = cache.history._kept.values()
-        kept = (*buffers, cache.static.position, *past)
+        past = cache.history._past.values()
+        kept = (*buffers, cache.static.position, *(each.left for each in past))
         addresses.append([tensor.data_ptr() for tensor in kept])
     assert all(now == addresses[0] for now in addresses), "everything stays where it was"
     assert cache.length == idx.shape[1]

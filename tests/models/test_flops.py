@@ -21,9 +21,9 @@ from ddl.models.streams.gated import GatedConnection, GatedRead
 from ddl.models.streams.hyper import HyperConnection
 from ddl.models.streams.mhc import IndependentConnection, ManifoldConnection, WeightedHead
 from ddl.models.sublayers import Attention, SwiGLU
+from ddl.nn import mixer
 from ddl.nn.direction import FurtherDirections, make_direction
 from ddl.nn.gate import apply_gate, make_gate
-from ddl.nn.mixers import mixer
 from ddl.nn.pool import Pool
 from ddl.ops import devices, plain
 from ddl.ops.declarations import FORWARDS

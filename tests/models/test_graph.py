@@ -124,5 +124,5 @@ def test_the_stand_in_sees_a_past_that_moves(graphs, monkeypatch):  # noqa: F811
 
 
 def moving_commit(self):
-    self._kept |= {name: new.clone() for name, new in self._new.items()}
+    self._past |= {name: new.each(torch.clone) for name, new in self._new.items()}
     self._new = {}

@@ -156,8 +156,8 @@ def test_repr_of_the_branches() -> None:
     module = DeltaResidual(D, 3, **DIRECTIONS[2], **GATES[1])
     text = repr(module)
     for line in (
-        "(gate_pool): Pool(5 × 3 → 5, 'convolved', kernel_size=3)",
-        "(pool): Pool(5 × 3 → 15, 'flatten')",
+        "(gate_pool): Pool(hidden_size=5, value_channels=3, kind='convolved', kernel_size=3)",
+        "(pool): Pool(hidden_size=5, value_channels=3, kind='flatten')",
         "(hidden): Projection(15 → 3, bias=False)",
     ):
         assert line in text

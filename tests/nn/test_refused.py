@@ -174,26 +174,23 @@ STREAM: list[tuple[Any, str]] = [
     (lambda: Read(8, 4, compress="token", kernel_size=0), f"`kernel_size` {COUNT}, got 0"),
     (
         lambda: Read(8, 4, compress="channel", shared=Read(8, 2, compress="channel")),
-        "`shared` must be a Read with hidden_size=8, value_channels=4 and compress='channel', got "
-        "Read(hidden_size=8, value_channels=2, compress='channel', "
-        "compress_parameterization='direct')",
+        "`shared` must be a Read with hidden_size=8, value_channels=4, compress='channel', got "
+        "Read(hidden_size=8, value_channels=2, compress='channel')",
     ),
     (
         lambda: Read(8, 4, compress="token", shared=Read(8, 4, compress="channel")),
-        "`shared` must be a Read with hidden_size=8, value_channels=4 and compress='token', got "
-        "Read(hidden_size=8, value_channels=4, compress='channel', "
-        "compress_parameterization='direct')",
+        "`shared` must be a Read with hidden_size=8, value_channels=4, compress='token', got "
+        "Read(hidden_size=8, value_channels=4, compress='channel')",
     ),
     (
         lambda: Read(8, shared=Read(9)),
-        "`shared` must be a Read with hidden_size=8, value_channels=1 and compress='identity', got "
-        "Read(hidden_size=9, value_channels=1, compress='identity', "
-        "compress_parameterization='direct')",
+        "`shared` must be a Read with hidden_size=8, value_channels=1, compress='identity', got "
+        "Read(hidden_size=9)",
     ),
     (
         lambda: Read(8, shared=nn.Linear(8, 8)),
-        "`shared` must be a Read with hidden_size=8, value_channels=1 and compress='identity', got "
-        "Linear",
+        "`shared` must be a Read with hidden_size=8, value_channels=1, compress='identity', got "
+        "Linear(in_features=8, out_features=8, bias=True)",
     ),
     (lambda: Read(0), f"`hidden_size` {COUNT}, got 0"),
     (lambda: Read(8, 0), f"`value_channels` {COUNT}, got 0"),
@@ -264,11 +261,6 @@ KINDS: list[tuple[Any, str]] = [
         lambda: DeltaStream(8, nn.Sequential(nn.Linear(8, 8), nn.Tanh())),
         "`sublayers` must be a sequence of modules, got Sequential",
     ),
-    (lambda: DeltaStream(8, None), "`sublayers` must be a sequence of modules, got NoneType"),
-    (
-        lambda: DeltaStream(8, [nn.Identity(), torch.tanh]),
-        "`sublayers[1]` must be a torch.nn.Module, got builtin_function_or_method",
-    ),
     (
         lambda: one_sublayer(value_chanels=4),
         "`value_chanels` must be an option of DeltaStream or of DeltaResidual, got an unknown one: "
@@ -300,10 +292,6 @@ KINDS: list[tuple[Any, str]] = [
     (
         lambda: one_sublayer(value_channels=2)(zeros(2, 3, 8, dtype=torch.int64)),
         f"`x` must have dtype {ANY}, got torch.int64",
-    ),
-    (
-        lambda: one_sublayer()(zeros(2, 8), call=3),
-        "`call` must be a function of index, sublayer and h, got 3",
     ),
     (
         lambda: one_sublayer()(zeros(2, 8), 1, call=lambda *_: None, mask=2),

@@ -289,9 +289,9 @@ def test_meta_device(variant: dict[str, Any]) -> None:
 def test_extra_repr() -> None:
     text = DeltaResidual(768, 4, value="sigmoid", value_from="compressed", eps_k=1e-5).extra_repr()
     assert text == (
-        "hidden_size=768, value_channels=4, mapping='k', value='sigmoid', "
-        "value_from='compressed', beta_init=1, eps_k=1e-05"
+        "hidden_size=768, value_channels=4, value='sigmoid', value_from='compressed', eps_k=1e-05"
     )
+    assert DeltaResidual(768).extra_repr() == "hidden_size=768, eps_k=0.554256"
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (0, 3), (2, 0, 3)])

@@ -221,11 +221,9 @@ def test_extra_repr() -> None:
     stream = DeltaStream(8, [nn.Identity()] * 2, value_channels=4, compress="token", expand="conv")
     text = repr(stream)
     for line in (
-        "Read(hidden_size=8, value_channels=4, compress='token', kernel_size=4, "
-        "compress_parameterization='direct')",
-        "Read(hidden_size=8, value_channels=4, compress='token', kernel_size=4, "
-        "compress_parameterization='direct', shared)",
-        "Expand(hidden_size=8, value_channels=4, kind='conv', kernel_size=4)",
+        "Read(hidden_size=8, value_channels=4, compress='token')",
+        "Read(hidden_size=8, value_channels=4, compress='token', shared)",
+        "Expand(hidden_size=8, value_channels=4, kind='conv')",
     ):
         assert line in text
 

@@ -174,8 +174,8 @@ def test_what_does_not_fit_is_refused():
 def test_a_history_resolves_the_parameters_once(monkeypatch):
     stream = make_stream({"value_channels": 2, "compress": "token"})
     calls = []
-    resolved = stream.resolved
-    monkeypatch.setattr(stream, "resolved", lambda *dtype: calls.append(1) or resolved(*dtype))
+    weight = stream.readout.effective_weight
+    monkeypatch.setattr(stream.readout, "effective_weight", lambda: calls.append(1) or weight())
     history, x = History(), normal(2, 6, D)
     pieces = [stream(piece, history=history) for piece in x.split(1, dim=1)]
     assert len(calls) == 1

@@ -20,7 +20,7 @@ READS = {
     ".rs": re.compile(r"\benv::(\w*vars?(_os)?|home_dir|\{)|\benv::\*|\bvar(_os)?\(\""),
 }
 LITERAL = re.compile(
-    r"(?:environ\w*[.\w]*[\[(]|getenv\(|setting\(|var(?:_os)?\(|named\()\"([A-Z_]+)\""
+    r"(?:environ\w*[.\w]*[\[(]|getenv\(|is_set\(|set_default\(|setting\(|var(?:_os)?\(|named\()\"([A-Z_]+)\""
 )
 
 

@@ -18,7 +18,7 @@ import transformers
 from torch import Tensor
 
 from ddl.functional import delta_rule
-from ddl.nn.mixers.mixer import unit
+from ddl.nn.mixer import unit
 
 Function = Callable[..., tuple[Tensor, Tensor | None]]
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ddl.nn.checks import require_own_forward
 from ddl.nn.graph import GraphedStep, can_capture
-from ddl.nn.mixers import DeltaMixer
+from ddl.nn.mixer import DeltaMixer
 from ddl.ops.checks import check_is_tensor
 from ddl.options import check_count, is_whole
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ddl.nn.convolution import Slot
-from ddl.nn.mixers import DeltaMixer
+from ddl.nn.mixer import DeltaMixer
 from ddl.ops.checks import is_distributed
 
 from .config import GPTConfig

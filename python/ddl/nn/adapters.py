@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["active", "check_shared", "forward_of", "is_adapted", "is_offloaded"]
-
 
 def active(module: Any) -> Any:
     """Return the copy that `modules_to_save` trains in place of a module; else the module."""
@@ -20,22 +18,18 @@ def active(module: Any) -> Any:
     return copies[0] if copies else module.original_module
 
 
-def is_adapted(module: Any) -> bool:
-    """Whether one of PEFT's wrappers stands in place of a module."""
-    other = sys.modules.get("peft.utils.other")
-    tuners = sys.modules.get("peft.tuners.tuners_utils")
-    if other is None or tuners is None:
-        return False
-    return isinstance(module, other.AuxiliaryTrainingWrapper | tuners.BaseTunerLayer)
-
-
 def check_shared(first: nn.Module, second: nn.Module) -> None:
     """Raise TypeError if embedding and head, which share a weight, have adapters of their own.
 
     PEFT merges them into the weight one by one, so that each module would get both. Trained tokens
     are one adapter for both.
     """
-    if not is_adapted(first) and not is_adapted(second):
+    other = sys.modules.get("peft.utils.other")
+    tuners = sys.modules.get("peft.tuners.tuners_utils")
+    if other is None or tuners is None:
+        return
+    wrappers = (other.AuxiliaryTrainingWrapper, tuners.BaseTunerLayer)
+    if not isinstance(first, wrappers) and not isinstance(second, wrappers):
         return
     tokens, tied = (getattr(module, "token_adapter", module) for module in (first, second))
     if getattr(tied, "tied_adapter", None) is not tokens:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ddl.reference import without_autocast
 
-__all__ = ["AddingStream", "Addition"]
+from .hooks import Hooked
 
 
 class Addition(NamedTuple):
@@ -43,13 +43,12 @@ class Addition(NamedTuple):
         return mixed + added.to(mixed.dtype)
 
 
-class AddingStream(nn.Module):
+class AddingStream(Hooked):
     """A stream without rewrites, whose hooks see every Addition; what they return has no effect."""
 
     def __init__(self, sublayers: Iterable[nn.Module]) -> None:
         super().__init__()
         self.sublayers = nn.ModuleList(sublayers)
-        self.hooks: tuple[Callable[[Any], Any], ...] = ()
 
     def reset_parameters(self) -> None:
         """Reset all parameters but the sublayers', in the order of the modules."""
@@ -68,7 +67,3 @@ class AddingStream(nn.Module):
         """Show the hooks an addition before it is done."""
         for hook in self.hooks:
             hook(addition)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The module without its hooks, as a DeltaResidual's."""
-        return {**self.__dict__, "hooks": ()}

@@ -6,21 +6,20 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddl.results import ReadParameters, Write
 
 from .convolution import Slot
 from .direction import FurtherDirections, make_direction
 from .gate import apply_gate, make_gate, reset_gate, squash
+from .hooks import Hooked
 from .linear import Projection, project, projection_of, reset_
 from .padding import without_padding
 from .pool import Pool
 
-__all__ = ["Branches"]
 
-
-class Branches(nn.Module):
+class Branches(Hooked):
     """The branches of a DeltaResidual, made by its options, and the `Write` that they compute.
 
     In a trunk the fused read before the sublayer computes linear values and gates from the
@@ -36,11 +35,12 @@ class Branches(nn.Module):
         self.mapping, self.direction_kind = options["mapping"], options["direction"]
         self.gate_kind, self.gate_from = options["gate"], options["gate_from"]
         self.value_kind, self.value_from = options["value"], options["value_from"]
-        self.value_init, self.value_scale = options["value_init"], options["value_scale"]
-        self.value_constant, self.beta_init = options["value_constant"], options["beta_init"]
+        self.value_init, self.value_scale = options["value_init"], float(options["value_scale"])
+        self.value_constant = float(options["value_constant"])
         self.rewrites, self.erase = options["rewrites"], options["erase"]
+        self.beta_init, self.branch_scale = options["beta_init"], float(options["branch_scale"])
         eps_k = options["eps_k"]
-        self.eps_k: float = 0.02 * math.sqrt(hidden_size) if eps_k is None else eps_k
+        self.eps_k = 0.02 * math.sqrt(hidden_size) if eps_k is None else float(eps_k)
         # What the fused read computes: values of the k-Map, and gates linear in the context.
         self.reads_value = self.mapping == "k" and self.value_kind != "constant"
         self.reads_gate = self.gate_kind == "linear" and self.gate_from == "context"
@@ -79,37 +79,24 @@ class Branches(nn.Module):
 
     def added_to(self, read: ReadParameters) -> ReadParameters:
         """The parameters of the read before this residual, which computes value and gate, too."""
-        value_scale = None
-        gate_weight: Tensor | None = None
-        gate_bias: Tensor | None = None
-        value_weight: Tensor | None = None
-        value_bias: Tensor | None = None
+        gate: tuple[Tensor | None, Tensor | None] = (None, None)  # weight and bias
+        value: tuple[Tensor | None, Tensor | None] = (None, None)
         if self.reads_gate:
-            gate = projection_of("gate", self.gate)
-            gate_weight, gate_bias = gate.weight, gate.bias
-            if self.rewrites == 1:
-                gate_weight, gate_bias = gate_weight.squeeze(0), gate_bias.squeeze(0)
+            linear = projection_of("gate", self.gate)
+            weight, bias = linear.weight, linear.bias
+            single = self.rewrites == 1
+            gate = (weight.squeeze(0), bias.squeeze(0)) if single else (weight, bias)
         if self.reads_value:
-            value = projection_of("value", self.value)
-            value_weight, value_bias = value.weight, value.bias
+            linear = projection_of("value", self.value)
+            value = weight, bias = linear.weight, linear.bias
             if self.rewrites > 1:
                 each = (self.rewrites, self.value_channels)
-                value_weight = torch.unflatten(value_weight, 0, each)
-                value_bias = torch.unflatten(value_bias, 0, each)
-            value_scale = self.value_scale if self.value_kind == "sigmoid" else None
+                value = torch.unflatten(weight, 0, each), torch.unflatten(bias, 0, each)
+        scale = self.value_scale if self.reads_value and self.value_kind == "sigmoid" else None
+        compressed = self.reads_value and self.value_from == "compressed"
         # Not by `_replace`, which torch.compile cannot return from a part of a graph.
-        return ReadParameters(
-            read.compress,
-            read.norm_weight,
-            gate_weight,
-            gate_bias,
-            value_weight,
-            value_bias,
-            read.norm_eps,
-            value_scale,
-            value_from_compressed=self.reads_value and self.value_from == "compressed",
-            context_dtype=read.context_dtype,
-        )
+        norms: Any = (read.norm_eps, scale, compressed, read.context_dtype)
+        return ReadParameters(read.compress, read.norm_weight, *gate, *value, *norms)
 
     def value_and_gate(
         self, context: Tensor, raw: Tensor | None

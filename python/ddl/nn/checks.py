@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor, distributed, nn
 
-from ddl.ops import checks
 from ddl.ops.checks import (
     STORED,
     check_dtype,
@@ -15,6 +14,7 @@ from ddl.ops.checks import (
     check_mask,
     check_shape,
     check_stored,
+    is_distributed,
 )
 from ddl.options import without_removed
 
@@ -55,8 +55,6 @@ def check_features(name: str, features: Any, shape: tuple[Any, ...], state: Tens
 
 def check_returned(name: str, returned: Any, context: Tensor) -> None:
     """Raise unless a sublayer's output has its context's shape and a matching device and dtype."""
-    if not isinstance(returned, Tensor):
-        raise TypeError(f"`{name}` must return a torch.Tensor, got {type(returned).__name__}")
     check_is_plain(name, returned, "return")
     if returned.shape != context.shape:
         expected, got = tuple(context.shape), tuple(returned.shape)
@@ -107,7 +105,7 @@ def _check_gathered(name: str, module: nn.Module) -> None:
     """Raise TypeError if FSDP2 shards a module by itself."""
     for path, part in module.named_modules(prefix=name):
         for parameter in part.parameters(recurse=False):
-            if checks.is_distributed(parameter):
+            if is_distributed(parameter):
                 raise TypeError(
                     f"`{path}` must be gathered when the operators read it, got a DTensor: give"
                     " the stream as a whole to fully_shard, and its sublayers if you like, but no"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
 from ddl import functional
-from ddl.results import ReadParameters
+from ddl.results import ReadParameters, ReadResult
 
 from .history import History
 
-__all__ = ["Slot", "continued", "convolve"]
+Result = TypeVar("Result")
+Left = Tensor | None  # what tokens leave for the next
 
 
 class Slot(NamedTuple):
@@ -44,23 +45,21 @@ def convolve(
     if slot is None or weight.shape[1] == 1:  # nothing passes from a token to the next
         return functional.read_with(state, read, document_starts)[0].context
 
-    def convolved(state: Tensor, pending: Tensor | None, starts: Tensor | None) -> Any:
+    def convolved(state: Tensor, pending: Left, starts: Tensor | None) -> tuple[ReadResult, Left]:
         return functional.read_with(state, read, starts, pending=pending, continues=True)
 
-    y: Tensor = continued(slot, convolved, state, document_starts).context
-    return y
+    return continued(slot, convolved, state, document_starts).context
 
 
 def continued(
     slot: Slot,
-    call: Callable[[Tensor, Tensor | None, Tensor | None], tuple[Any, Tensor | None]],
+    call: Callable[[Tensor, Left, Tensor | None], tuple[Result, Left]],
     inputs: Tensor,
     document_starts: Tensor | None = None,
-) -> Any:
+) -> Result:
     """Call for tokens (B, T, …) that follow others, and keep what these leave to the next.
 
-    call: takes the inputs, what past tokens left, and `document_starts`; returns its result, and
-    what is left.
+    call: takes the inputs, what past tokens left, and `document_starts`.
     """
     result, left = call(inputs, slot.history.get(slot.name, call), document_starts)
     slot.history.set(slot.name, left, inputs)

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from ddl.ops.checks import autocast_dtype, gate_dtype
 from ddl.options import Direction
 
-from .linear import Projection, project, projection_of
+from .linear import Projection, project, projection_of, shown
 from .pool import NORM_EPS, Pool
-
-__all__ = ["FurtherDirections", "make_direction"]
 
 
 class LinearDirection(Projection):
@@ -52,8 +50,7 @@ class FurtherDirections(nn.Module):
         further = torch.unflatten(further, -1, (self.rewrites - 1, direction.shape[-1]))
         return torch.cat((direction.unsqueeze(-2), further), dim=-2)
 
-    def extra_repr(self) -> str:
-        return f"rewrites={self.rewrites}" + ("" if self.rank is None else f", rank={self.rank}")
+    extra_repr = shown
 
 
 class PooledDirection(nn.Module):

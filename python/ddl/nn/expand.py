@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -11,9 +9,12 @@ from ddl import functional
 from ddl.options import STREAM_OPTIONS, ExpandKind, check_count, check_options
 
 from .checks import check_stream
-from .linear import empty_parameter
+from .linear import empty_parameter, reset_taps_, shown
 
-__all__ = ["Expand"]
+OPTIONS = {
+    "kind": STREAM_OPTIONS["expand"],
+    "kernel_size": STREAM_OPTIONS["expand_kernel_size"]._replace(used=[{"kind": "conv"}]),
+}
 
 
 class Expand(nn.Module):
@@ -47,8 +48,7 @@ class Expand(nn.Module):
         super().__init__()
         check_count("hidden_size", hidden_size)
         check_count("value_channels", value_channels)
-        given = {"expand": kind, "expand_kernel_size": kernel_size}
-        check_options(given, STREAM_OPTIONS, _spelled)
+        check_options(locals(), OPTIONS)
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.kind, self.kernel_size = kind, kernel_size
         self.weight = None
@@ -57,16 +57,13 @@ class Expand(nn.Module):
             self.weight = empty_parameter(*size, device=device, dtype=dtype)
         self.reset_parameters()
 
-    def never_decayed(self) -> Iterator[nn.Parameter]:
-        """The parameters that an optimizer should not decay: zero is no neutral value for them."""
-        return self.parameters()
+    never_decayed = nn.Module.parameters  # zero is not a neutral value for a tap
+    extra_repr = shown
 
     def reset_parameters(self) -> None:
         """Reset the convolution to repetition: every value channel is x."""
         if self.weight is not None:
-            with torch.no_grad():
-                self.weight.zero_()
-                self.weight[..., 0].fill_(1)
+            reset_taps_(self.weight)
 
     def forward(self, x: Tensor, *, document_starts: Tensor | None = None) -> Tensor:
         """Map x (…, T, d) to X (…, T, d, m), or (…, T, d) if m = 1, in the dtype of x.
@@ -87,15 +84,3 @@ class Expand(nn.Module):
             document_starts=None if self.weight is None else document_starts,
         )
         return state.squeeze(-1) if self.value_channels == 1 else state
-
-    def extra_repr(self) -> str:
-        taps = f", kernel_size={self.kernel_size}" if self.kind == "conv" else ""
-        return (
-            f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
-            f"kind={self.kind!r}{taps}"
-        )
-
-
-def _spelled(name: str, values: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Convert an option's name in DeltaStream to Expand's name for it."""
-    return {"expand": "kind", "expand_kernel_size": "kernel_size"}[name], values

@@ -18,8 +18,6 @@ from ddl.options import LEAST_BETA, Gate
 from .checks import require_exact_type
 from .linear import Projection, project, projection_of, reset_
 
-__all__ = ["apply_gate", "make_gate", "reset_gate", "squash"]
-
 
 def make_gate(
     kind: Gate, size_in: int, hidden: int, gates: int, **factory: Any

@@ -10,38 +10,35 @@ from torch import Tensor
 
 from ddl.options import check_count, refuse
 
-__all__ = ["History"]
-
 # (inputs (B, T, …), what was left before them, None) → (result, what they leave).
 Recomputed = Callable[[Tensor, Tensor | None, None], tuple[Any, Tensor | None]]
 
 
-class _Recorded(NamedTuple):
-    """The last inputs (B, t, …) of a convolution, which can be computed again up to any of them.
+class _Past(NamedTuple):
+    """What past tokens leave for the next, (B, t, …), and the inputs that a crop computes it from.
 
-    before: what was left to the first of them; None at the start of a sequence, or if there are
-    more than can be taken back, by `span`, the number that what is left depends on.
+    left: None after a crop, until it is computed. inputs: (B, T, …), the last of them, which can be
+    taken back; None if none can. before: what was left to the first of `inputs`; None at the start
+    of a sequence, or if there are more than can be taken back, by `span`, the number t that `left`
+    depends on.
     """
 
-    before: Tensor | None
-    inputs: Tensor
-    span: int
+    left: Tensor | None
+    before: Tensor | None = None
+    inputs: Tensor | None = None
+    span: int = 0
 
-    def joined(self, inputs: Tensor, crops: int) -> _Recorded:
-        """With more inputs, and without those that are no longer needed."""
-        return _Recorded(self.before, torch.cat((self.inputs, inputs), 1), self.span).last(crops)
-
-    def last(self, crops: int) -> _Recorded:
-        """Without those that are not needed to take back `crops` of them."""
-        if self.inputs.shape[1] < crops + self.span:
+    def last(self, crops: int) -> _Past:
+        """Without the inputs that are not needed to take back `crops` of them."""
+        if self.inputs is None or self.inputs.shape[1] < crops + self.span:
             return self
         inputs = self.inputs[:, self.inputs.shape[1] - crops - self.span :]
-        return _Recorded(None, inputs.clone(), self.span)
+        return _Past(self.left, None, inputs.clone(), self.span)
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> _Recorded:
-        """With a change of both tensors."""
-        before = None if self.before is None else change(self.before)
-        return _Recorded(before, change(self.inputs), self.span)
+    def each(self, change: Callable[[Tensor], Tensor]) -> _Past:
+        """With a change of every tensor."""
+        left, before, inputs = (None if x is None else change(x) for x in self[:3])
+        return _Past(left, before, inputs, self.span)
 
 
 class History:
@@ -67,81 +64,71 @@ class History:
     """
 
     def __init__(self, *, static: bool = False, crops: int = 0) -> None:
-        check_count("crops", crops, least=0)
-        if static and crops:
-            refuse("crops", "0 with static=True", crops, ("static",))
-        self.static, self.crops = static, crops
-        self._kept: dict[str, Tensor] = {}
-        self._new: dict[str, Tensor] = {}  # from the current forward pass
-        self._recorded: dict[str, _Recorded] = {}  # if some tokens can be taken back
-        self._new_recorded: dict[str, _Recorded] = {}
-        self._tokens, self._new_tokens = 0, 0  # that can be taken back
+        self.static = static
+        self._tokens = 0  # that can be taken back now
+        self._past: dict[str, _Past] = {}
+        self._new: dict[str, _Past] = {}  # from the current forward pass
         self._dtype: torch.dtype | None = None
         self._resolved: tuple[Hashable, Any] = (None, None)  # a key, and what was resolved for it
+        self.record(crops)
 
     def begin(self, dtype: torch.dtype | None = None) -> None:
         """Start a forward pass: discard what was set and not committed.
 
         dtype: of the states. Raises ValueError if it was another before.
         """
-        if self._kept and dtype not in (None, self._dtype):
+        if self._past and dtype not in (None, self._dtype):
             got = f"{dtype} after {self._dtype}"
             raise ValueError(f"`history` must be used in one dtype, got {got}")
-        self._new, self._new_recorded, self._new_tokens = {}, {}, 0
+        self._new, self._new_tokens = {}, 0
         self._dtype = dtype or self._dtype
 
     def commit(self) -> None:
         """Keep what was set since `begin`."""
         if self.static:
-            fresh = [name for name in self._new if name not in self._kept]
-            self._kept |= {name: torch.empty_like(self._new[name]) for name in fresh}
-            for name, new in self._new.items():
-                self._kept[name].copy_(new)
-        else:
-            self._kept.update(self._new)
-            recorded = self._recorded | self._new_recorded
-            no_longer = () if self.crops else self._new
-            self._recorded = {n: r for n, r in recorded.items() if n not in no_longer}
-            self._tokens = min(self.crops, self._tokens + self._new_tokens)
-        self._new, self._new_recorded, self._new_tokens = {}, {}, 0
+            for name, (left, *_) in self._new.items():
+                assert left is not None
+                place = self.get(name)
+                place = torch.empty_like(left) if place is None else place
+                self._new[name] = _Past(place.copy_(left))
+        self._past |= self._new
+        self._tokens = min(self.crops, self._tokens + self._new_tokens)
+        self._new, self._new_tokens = {}, 0
 
     def get(self, name: str, call: Recomputed | None = None) -> Tensor | None:
         """Return what past tokens left, (B, t, …); None before the first.
 
         call: computes it from their inputs, for tokens before a crop; see `set`.
         """
-        kept = self._kept.get(name)
-        if kept is None and name in self._recorded:
-            assert call is not None
-            before, inputs, _ = self._recorded[name]
-            _, kept = call(inputs, before, None)
-            assert kept is not None
-            self._kept[name] = kept
-        return kept
+        past = self._past.get(name)
+        if past is None or past.left is not None:
+            return None if past is None else past.left
+        assert call is not None
+        assert past.inputs is not None
+        _, left = call(past.inputs, past.before, None)
+        self._past[name] = _Past(left, *past[1:])
+        return left
 
-    def set(self, name: str, kept: Tensor | None, inputs: Tensor | None = None) -> None:
-        """Leave `kept` (B, t, …) to the next pass; raise ValueError for None, what no tokens leave.
+    def set(self, name: str, left: Tensor | None, inputs: Tensor | None = None) -> None:
+        """Leave `left` (B, t, …) to the next pass; raise ValueError for None, what no tokens leave.
 
-        inputs: (B, T, …), of which `kept` is what the last t tokens amount to; None if nothing that
+        inputs: (B, T, …), of which `left` is what the last t tokens amount to; None if nothing that
         is kept here can be cropped.
         """
-        if kept is None:
+        if left is None:
             raise ValueError("`x` must have at least one token with a history, got none")
-        self._new[name] = kept
+        self._new[name] = _Past(left)
         if self.crops:
             if inputs is None:
                 raise ValueError(
                     f"`history` must be one with crops=0, got crops={self.crops}: what `{name}` "
                     "keeps is of all tokens"
                 )
-            before = self._kept.get(name)
-            if name in self._recorded:
-                recorded = self._recorded[name].joined(inputs, self.crops)
-            else:
-                recorded = _Recorded(before, inputs, kept.shape[1]).last(self.crops)
-                if recorded.inputs is inputs:  # which is the caller's
-                    recorded = recorded.each(torch.clone)
-            self._new_recorded[name] = recorded
+            past = self._past.get(name, _Past(None))
+            before, every = past.left, inputs.clone()  # `inputs` are the caller's
+            if past.inputs is not None:
+                before, every = past.before, torch.cat((past.inputs, inputs), 1)
+            self._new[name] = _Past(left, before, every, left.shape[1]).last(self.crops)
             self._new_tokens = inputs.shape[1]
 
     def crop(self, tokens: int) -> None:
@@ -151,16 +138,16 @@ class History:
         """
         check_count("tokens", tokens, least=0, most=self.crops)
         self.begin()
-        if not tokens or not (self._recorded or self._kept):  # nothing reads several tokens
+        if not tokens or not self._past:  # nothing reads several tokens
             return
         check_count("tokens", tokens, least=0, most=self._tokens)
         self._tokens -= tokens
-        recorded, self._recorded, self._kept = self._recorded, {}, {}
-        for name, (before, inputs, span) in recorded.items():
-            if inputs.shape[1] > tokens:
-                self._recorded[name] = _Recorded(before, inputs[:, :-tokens], span)
+        every, self._past = self._past, {}
+        for name, (_, before, inputs, span) in every.items():
+            if inputs is not None and inputs.shape[1] > tokens:
+                self._past[name] = _Past(None, before, inputs[:, :-tokens], span)
             elif before is not None:
-                self._kept[name] = before
+                self._past[name] = _Past(before)
 
     def record(self, crops: int) -> None:
         """From now on, let the last `crops` tokens be taken back, and none of those so far."""
@@ -169,15 +156,13 @@ class History:
             refuse("crops", "0 with static=True", crops, ("static",))
         self.begin()
         self.crops, self._tokens = crops, 0
-        self._recorded = {name: kept.last(0) for name, kept in self._recorded.items()}
+        self._past = {name: past.last(0) for name, past in self._past.items()}
 
     def clone(self) -> History:
         """A copy, whose tensors are copies."""
         other = History(static=self.static, crops=self.crops)
-        other._kept = {name: kept.clone() for name, kept in self._kept.items()}
-        other._recorded = {name: r.each(torch.clone) for name, r in self._recorded.items()}
-        other._tokens = self._tokens
-        other._dtype = self._dtype
+        other._past = {name: past.each(torch.clone) for name, past in self._past.items()}
+        other._tokens, other._dtype = self._tokens, self._dtype
         return other
 
     def resolved(self, key: Hashable, resolve: Callable[[], Any]) -> Any:
@@ -193,12 +178,11 @@ class History:
             return kept.index_select(0, rows.to(kept.device))
 
         self.begin()
-        self._new = {name: chosen(kept) for name, kept in self._kept.items()}
-        self._new_recorded = {name: r.each(chosen) for name, r in self._recorded.items()}
+        self._new = {name: past.each(chosen) for name, past in self._past.items()}
         self.commit()
 
     @property
     def batch_size(self) -> int | None:
         """The number of sequences; None while nothing is kept."""
-        kept = (*self._kept.values(), *(r.inputs for r in self._recorded.values()))
-        return len(kept[0]) if kept else None
+        kept = (x for past in self._past.values() for x in past[:3] if x is not None)
+        return next(map(len, kept), None)

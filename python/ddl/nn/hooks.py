@@ -13,56 +13,45 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddl import functional
 from ddl.results import Write
-
-__all__ = ["Hook", "Rewrite", "installed"]
 
 
 class Rewrite(NamedTuple):
     """A rewrite that is about to be done: X' = X + k̂ (β vᵀ − α k̂ᵀX); or n, one after the other.
 
-    state: X (…, d, m). write: direction, value, gate and ε_k, of which a hook may change the value,
-    the gate and what is erased (`changed`).
-    keep: (…,) bool, False for padding; None without padding.
+    state: X (…, d, m). direction, value, gate, eps_k, erase: as in `Write`; a hook may change the
+    value, the gate and what is erased. keep: (…,) bool, False for padding; None without padding.
     continues: True if the tokens continue those of a history or cache. scale: of all gates, the
     residual's `branch_scale`; β and α are without it.
     """
 
     state: Tensor
-    write: Write
+    direction: Tensor
+    value: Tensor
+    gate: Tensor
+    eps_k: float
+    erase: str
     keep: Tensor | None
     continues: bool
     scale: float = 1.0
 
     @property
-    def direction(self) -> Tensor:
-        return self.write.direction
-
-    @property
-    def value(self) -> Tensor:
-        return self.write.value
-
-    @property
-    def gate(self) -> Tensor:
-        """β; see `Write`."""
-        return self.write.gate
+    def write(self) -> Write:
+        """What is written, as the hooks have left it; its gates are without the scale."""
+        return Write(self.direction, self.value, self.gate, self.eps_k, self.erase)
 
     @property
     def alpha(self) -> Tensor:
         """α, in the shape of the gate: β, or 0 of a rewrite that erases nothing."""
-        return self.gate if self.write.erase == "tied" else torch.zeros_like(self.gate)
-
-    def changed(self, **fields: Any) -> Rewrite:
-        """The same rewrite with other fields of its write."""
-        return self._replace(write=self.write._replace(**fields))
+        return self.gate if self.erase == "tied" else torch.zeros_like(self.gate)
 
     def unit_direction(self) -> Tensor:
         """k̂ = k/√(|k|² + ε_k²) (…, d), in the gate's dtype."""
         k = self.direction.to(self.gate.dtype)
-        return k / (k.square().sum(-1, keepdim=True) + self.write.eps_k**2).sqrt()
+        return k / (k.square().sum(-1, keepdim=True) + self.eps_k**2).sqrt()
 
     def after(self) -> Tensor:
         """X' (…, d, m), in the state's dtype."""
@@ -80,13 +69,23 @@ class Rewrite(NamedTuple):
         state, found = self.state.to(self.gate.dtype), []
         parts = (self.direction.unbind(-2), self.value.unbind(-2), self.gate.unbind(-1))
         for direction, value, gate in zip(*parts, strict=True):
-            single = self.changed(direction=direction, value=value, gate=gate)
-            found.append(single._replace(state=state))
+            found.append(self._replace(state=state, direction=direction, value=value, gate=gate))
             state = found[-1].after()
         return found
 
 
 Hook = Callable[[Rewrite], Rewrite]
+
+
+class Hooked(nn.Module):
+    """A module that shows its hooks what it does to a stream; a copy or a saved one has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooks: tuple[Callable[[Any], Any], ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "hooks": ()}
 
 
 _contexts = 0  # that are open, in all threads
@@ -95,8 +94,8 @@ _lock = threading.RLock()
 
 
 @contextmanager
-def installed(hooks: Iterable[tuple[Any, Callable[[Any], Any]]]) -> Iterator[None]:
-    """Install each hook in its DeltaResidual or AddingStream, after those it has, until the end.
+def installed(hooks: Iterable[tuple[Hooked, Callable[[Any], Any]]]) -> Iterator[None]:
+    """Install each hook in its Hooked module, after those it has, until the end.
 
     Each hook gets what the one before it returned. Meanwhile compiled models run uncompiled,
     because their compiled code calls no hooks. Contexts may end in any order, as in threads:

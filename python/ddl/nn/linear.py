@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -28,9 +29,8 @@ class Projection(nn.Module):
 
     def __init__(self, size_in: int, size_out: int, *, bias: bool = True, **factory: Any) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size_out, size_in, **factory))
-        start = nn.Parameter(torch.empty(size_out, **factory)) if bias else None
-        self.register_parameter("bias", start)
+        self.weight = empty_parameter(size_out, size_in, **factory)
+        self.register_parameter("bias", empty_parameter(size_out, **factory) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -42,6 +42,25 @@ class Projection(nn.Module):
 
 def empty_parameter(*size: int, **factory: Any) -> nn.Parameter:
     return nn.Parameter(torch.empty(size, **factory))
+
+
+@torch.no_grad()
+def reset_taps_(weight: Tensor, start: float = 1.0, tap: int = 0) -> None:
+    """Let one tap of a convolution, along the last axis, be `start`, and the others 0."""
+    weight.zero_()[..., tap].fill_(start)
+
+
+def shown(module: nn.Module) -> str:
+    """`extra_repr` of a module with its options as attributes: those not at their defaults.
+
+    An option whose name a submodule has is the attribute with `_kind` after the name.
+    """
+    parts, attributes = [], vars(module)
+    for name, parameter in inspect.signature(type(module)).parameters.items():
+        option = attributes.get(f"{name}_kind", attributes.get(name, parameter.default))
+        if option != parameter.default:
+            parts.append(f"{name}={option:g}" if type(option) is float else f"{name}={option!r}")
+    return ", ".join(parts)
 
 
 def reset_(projection: Projection, bias: float = 0.0) -> None:
@@ -86,15 +105,11 @@ class _OutsideAutocast(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, bias = inputs
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

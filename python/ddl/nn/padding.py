@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["without_padding"]
-
 
 def without_padding(x: Tensor, keep: Tensor) -> Tensor:
     """x (…,) or with further axes, and zeros where `keep` (…,) is False, even in place of NaN."""

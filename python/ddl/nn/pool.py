@@ -12,8 +12,7 @@ from ddl import functional
 from ddl.ops.checks import gate_dtype
 
 from .convolution import Slot, convolve
-
-__all__ = ["Pool"]
+from .linear import empty_parameter, reset_taps_, shown
 
 NORM_EPS = 1e-5
 
@@ -51,8 +50,10 @@ class Pool(nn.Module):
         self.kind, self.kernel_size = kind, kernel_size
         self.weight = None
         if kind == "convolved":
-            self.weight = nn.Parameter(torch.empty(hidden_size, kernel_size, **factory))
+            self.weight = empty_parameter(hidden_size, kernel_size, **factory)
         self.reset_parameters()
+
+    extra_repr = shown
 
     @property
     def width(self) -> int:
@@ -62,9 +63,7 @@ class Pool(nn.Module):
     def reset_parameters(self) -> None:
         """Reset the convolution to the identity: tap 0 is 1, the others are 0."""
         if self.weight is not None:
-            with torch.no_grad():
-                self.weight.zero_()
-                self.weight[:, 0].fill_(1)
+            reset_taps_(self.weight)
 
     def forward(
         self, state: Tensor, slot: Slot | None = None, document_starts: Tensor | None = None
@@ -88,7 +87,3 @@ class Pool(nn.Module):
         size = (self.hidden_size, m)
         mean = None if m == 1 else torch.full(size, 1 / m, dtype=dtype, device=state.device)
         return functional.read(state, compress=mean, norm_eps=norm_eps, context_dtype=dtype).context
-
-    def extra_repr(self) -> str:
-        taps = f", kernel_size={self.kernel_size}" if self.kind == "convolved" else ""
-        return f"{self.hidden_size} × {self.value_channels} → {self.width}, {self.kind!r}{taps}"

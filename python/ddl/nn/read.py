@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,9 +22,7 @@ from ddl.options import (
 from ddl.results import ReadParameters
 
 from .checks import check_stream
-from .linear import empty_parameter, form_parameters
-
-__all__ = ["Read", "make_reads"]
+from .linear import empty_parameter, form_parameters, reset_taps_, shown
 
 OF_THE_OWNER = {
     name: STREAM_OPTIONS[name]
@@ -97,12 +94,10 @@ class Read(nn.Module):
             )
         if norm_eps is None and not norm_affine:
             refuse("norm_affine", "left at True with norm_eps=None", norm_affine, ("norm_eps",))
-        self.norm_affine = norm_affine
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.compress, self.kernel_size = compress, kernel_size
         self.compress_parameterization, self.causal = compress_parameterization, causal
-        self.norm_eps = norm_eps
-        self.read_init = read_init
+        self.read_init, self.norm_eps, self.norm_affine = read_init, norm_eps, norm_affine
         self._shared = self._share(shared)
         self._make_parameters(device=device, dtype=dtype)
         self.reset_parameters()
@@ -111,18 +106,12 @@ class Read(nn.Module):
         """Copy the owner's options; return it in a tuple, so that it is not a submodule."""
         if owner is None:
             return ()
-        size = (self.hidden_size, self.value_channels, self.compress)
-        if not isinstance(owner, Read) or size != (
-            owner.hidden_size, owner.value_channels, owner.compress
-        ):  # fmt: skip
-            got = f"Read({owner.extra_repr()})" if isinstance(owner, Read) else type(owner).__name__
-            raise ValueError(
-                f"`shared` must be a Read with hidden_size={size[0]}, value_channels={size[1]} "
-                f"and compress={size[2]!r}, got {got}"
-            )
-        self.kernel_size, self.causal = owner.kernel_size, owner.causal
-        self.compress_parameterization = owner.compress_parameterization
-        self.read_init = owner.read_init
+        ours = {n: getattr(self, n) for n in ("hidden_size", "value_channels", "compress")}
+        if not isinstance(owner, Read) or any(getattr(owner, n) != ours[n] for n in ours):
+            expected = ", ".join(f"{name}={option!r}" for name, option in ours.items())
+            raise ValueError(f"`shared` must be a Read with {expected}, got {owner!r}")
+        for name in OF_THE_OWNER:
+            setattr(self, name, getattr(owner, name))
         return owner._shared or (owner,)
 
     def _make_parameters(self, **factory: Any) -> None:
@@ -139,24 +128,21 @@ class Read(nn.Module):
             self.compress_kernel = empty_parameter(d, *[m] * token, self.kernel_size, **factory)
             self.compress_read = empty_parameter(m, **factory)
 
-    def never_decayed(self) -> Iterator[nn.Parameter]:
-        """The parameters that an optimizer should not decay: zero is no neutral value for them."""
-        return self.parameters()
+    never_decayed = nn.Module.parameters  # zero is not a neutral value for any of them
 
     def reset_parameters(self) -> None:
         """Reset γ to 1 and the compression to read_init for the current token's value channels."""
         if self.norm_weight is not None:
             nn.init.ones_(self.norm_weight)
         start = 1 / self.value_channels if self.read_init is None else self.read_init
-        with torch.no_grad():
-            if self.compress_weight is not None:
-                self.compress_weight.zero_()
-                token = self.compress == "token"
-                (self.compress_weight[..., 0] if token else self.compress_weight).fill_(start)
-            if self.compress_kernel is not None and self.compress_read is not None:
-                self.compress_kernel.zero_()
-                self.compress_kernel[..., 0 if self.compress == "token" else self._centre].fill_(1)
-                self.compress_read.fill_(start)
+        token = self.compress == "token"
+        if self.compress_weight is not None and token:
+            reset_taps_(self.compress_weight, start)
+        elif self.compress_weight is not None:
+            nn.init.constant_(self.compress_weight, start)
+        if self.compress_kernel is not None and self.compress_read is not None:
+            reset_taps_(self.compress_kernel, tap=0 if token else self._centre)
+            nn.init.constant_(self.compress_read, start)
 
     @property
     def _centre(self) -> int:
@@ -218,23 +204,7 @@ class Read(nn.Module):
         return ReadParameters(self.effective_weight(), norm_eps=None, context_dtype=state.dtype)
 
     def extra_repr(self) -> str:
-        factored = self.compress == "channel" and self.compress_parameterization == "factored"
-        parts = [f"hidden_size={self.hidden_size}", f"value_channels={self.value_channels}"]
-        parts.append(f"compress={self.compress!r}")
-        if self.compress == "token" or factored:
-            parts.append(f"kernel_size={self.kernel_size}")
-        parts.append(f"compress_parameterization={self.compress_parameterization!r}")
-        if factored:
-            parts.append(f"causal={self.causal}")
-        if self.read_init is not None:
-            parts.append(f"read_init={self.read_init}")
-        if self.norm_eps is None:
-            parts.append("norm_eps=None")
-        if not self.norm_affine:
-            parts.append("norm_affine=False")
-        if self._shared:
-            parts.append("shared")
-        return ", ".join(parts)
+        return shown(self) + ", shared" * bool(self._shared)
 
 
 def make_reads(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.ops.checks import as_gate
 from ddl.options import (
     Direction,
     Erase,
@@ -25,9 +23,11 @@ from ddl.results import Write
 
 from .branches import Branches
 from .checks import check_features, check_stream, report_other_options
-from .hooks import Hook, Rewrite
+from .hooks import Rewrite
+from .linear import shown
 
-__all__ = ["DeltaResidual"]
+# Options that no name and no shape in a state dict shows.
+HIDDEN = "branch_scale eps_k erase gate_from value_kind value_scale value_constant value_from"
 
 
 class DeltaResidual(Branches):
@@ -47,13 +47,9 @@ class DeltaResidual(Branches):
     Values and gates are computed in float32 for every storage dtype (float64 for float64).
 
     Zero-initialised output projections: if F(h) = 0, then k = 0 and nothing is written (k̂ = 0), and
-    the gradient reaches the projection multiplied by 1/√(|k|² + ε_k²) = 1/ε_k. With ε_k = 1e-5 that
-    factor is 100,000: after global norm clipping such a step leaves almost nothing of the other
-    gradients, and it stays in Adam's second moment. The slope is correct, but only within 1e-5 of
-    zero, and optimizer steps are larger. So ε_k is 0.02·√d by default: k̂ shrinks towards 0 if the
-    root mean square of k falls below 0.02. The gradient at k = 0 is then some ten times that of a
-    small random projection, in every dtype. Gradients stay exact derivatives everywhere. |k̂|² is
-    0.96 at a root mean square of 0.1, 0.996 at 0.3.
+    the gradient reaches the projection multiplied by 1/ε_k. So ε_k is 0.02·√d by default, not 1e-5
+    as in the papers' code (docs/decisions/eps-k.md): k̂ shrinks towards 0 if the root mean square of
+    k falls below 0.02; |k̂|² is 0.96 at 0.1, 0.996 at 0.3.
 
     The fused operators read the parameters of `gate` and `value` (and of an attention's `query` and
     `key`) directly and never call `forward`: forward hooks on them do not fire, and wrappers are
@@ -65,9 +61,8 @@ class DeltaResidual(Branches):
     Args:
         hidden_size: d.
         value_channels: m.
-        mapping: "k", the sublayer's output is the direction and the value comes from the read; "v",
-            it is the value (through W_v) and a branch computes the direction.
-        gate: g — "linear", or "mlp" with a hidden layer.
+        mapping: "k" or "v".
+        gate: g — "linear" or "mlp".
         gate_hidden: hidden units of an "mlp" gate.
         gate_from: input of g — "context", h; "pooled", the mean of the state over its value
             channels; "convolved", these means convolved over time; "flatten", all d·m numbers of
@@ -79,9 +74,8 @@ class DeltaResidual(Branches):
         direction_hidden: hidden units of the MLP; width of the attention's queries and keys.
         value: φ — "linear", "sigmoid" (value_scale·sigmoid), or "constant" (v = value_constant,
             k-Map only).
-        value_init: b_v of a linear value at initialisation (k-Map only). A value that starts around
-            zero has a random sign in every token, so a sublayer would first have to learn the sign
-            with which its output is written (measured: benchmarks/LOG.md).
+        value_init: b_v of a linear value at initialisation (k-Map only;
+            docs/decisions/value-start.md).
         value_scale: scale of a "sigmoid" value.
         value_constant: the "constant" value.
         value_from: z of the k-Map — "context", the normalised read h, or "compressed", the raw read
@@ -134,13 +128,10 @@ class DeltaResidual(Branches):
         check_count("value_channels", value_channels)
         check_residual(locals(), value_channels)
         super().__init__(hidden_size, value_channels, locals(), device=device, dtype=dtype)
-        self.hooks: tuple[Hook, ...] = ()
-        self.branch_scale = branch_scale
         self.reset_parameters()
 
-    def never_decayed(self) -> Iterator[nn.Parameter]:
-        """Parameters that an optimizer should not decay: zero is not a neutral value for them."""
-        return self.parameters()
+    never_decayed = nn.Module.parameters  # zero is not a neutral value for any of them
+    extra_repr = shown
 
     def forward(
         self,
@@ -172,23 +163,27 @@ class DeltaResidual(Branches):
             TypeError: a dtype does not fit, an argument is not a tensor, `gate` or `value` is
                 wrapped.
         """
-        # What has no effect, or is missing, no operator refuses.
-        given = compressed is not None or document_starts is not None
-        if given or self.value_from == "compressed":
-            self._check(x, sublayer_out, context, compressed, document_starts)
-        try:
-            state = x.unsqueeze(-1) if self.value_channels == 1 else x
-            value, gate = self.value_and_gate(context, compressed)
-            write = self.write(
-                state, sublayer_out, context, value, gate, document_starts=document_starts
+        d, m = self.hidden_size, self.value_channels
+        size, over_time = (d,) if m == 1 else (d, m), self.gate_from == "convolved"
+        check_stream("x", x, size, over_time=over_time, document_starts=document_starts)
+        shape = (*x.shape[: -len(size)], d)
+        check_features("sublayer_out", sublayer_out, shape, x)
+        check_features("context", context, shape, x)
+        if compressed is not None:
+            check_features("compressed", compressed, shape, x)
+        elif self.value_from == "compressed":
+            raise ValueError(
+                f"`compressed` must be the raw read, of shape {tuple(shape)}, with "
+                'value_from="compressed", got None: `read(x, return_compressed=True)` returns it, '
+                "and where the context is the norm of x itself it is x"
             )
-            if self.hooks or self.branch_scale != 1:
-                write = self.hooked(state, write)
-            new_state = functional.write_to(state, write)
-        except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):
-            self._check(x, sublayer_out, context, compressed, document_starts)
-            raise
-        return new_state.squeeze(-1) if self.value_channels == 1 else new_state
+        state = x.unsqueeze(-1) if m == 1 else x
+        value, gate = self.value_and_gate(context, compressed)
+        write = self.write(
+            state, sublayer_out, context, value, gate, document_starts=document_starts
+        )
+        new_state = functional.write_to(state, self.hooked(state, write))
+        return new_state.squeeze(-1) if m == 1 else new_state
 
     # --- the options that no parameter shows, in the state dict's metadata ------------------------
 
@@ -206,20 +201,7 @@ class DeltaResidual(Branches):
         report_other_options(local_metadata.get("options", {}), self._hidden_options(), args[-1])
 
     def _hidden_options(self) -> dict[str, Any]:
-        return {
-            "branch_scale": float(self.branch_scale),
-            "eps_k": float(self.eps_k),
-            "erase": self.erase,
-            "gate_from": self.gate_from,
-            "value": self.value_kind,
-            "value_scale": float(self.value_scale),
-            "value_constant": float(self.value_constant),
-            "value_from": self.value_from,
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The module without its hooks: a copy or a saved module outlives `ddl.edit`."""
-        return {**self.__dict__, "hooks": ()}
+        return {name.removesuffix("_kind"): getattr(self, name) for name in HIDDEN.split()}
 
     def hooked(
         self,
@@ -232,52 +214,7 @@ class DeltaResidual(Branches):
         """Show a write to the hooks; return it as they leave it, its gates times branch_scale."""
         if not self.hooks:
             return write.scaled(self.branch_scale)
-        rewrite = Rewrite(state, write, keep, continues, self.branch_scale)
+        rewrite = Rewrite(state, *write, keep, continues, self.branch_scale)
         for hook in self.hooks:
             rewrite = hook(rewrite)
-        write = rewrite.write
-        value, gate = as_gate("value", write.value, state), as_gate("gate", write.gate, state)
-        return write._replace(value=value, gate=gate).scaled(self.branch_scale)
-
-    def _check(
-        self,
-        state: Tensor,
-        sublayer_out: Tensor,
-        context: Tensor,
-        compressed: Tensor | None,
-        document_starts: Tensor | None,
-    ) -> None:
-        """Raise what is wrong with an argument, by the names that `forward` has for them."""
-        d, m = self.hidden_size, self.value_channels
-        size = (d,) if m == 1 else (d, m)
-        over_time, starts = self.gate_from == "convolved", document_starts
-        check_stream("x", state, size, over_time=over_time, document_starts=starts)
-        shape = (*state.shape[: -1 if m == 1 else -2], d)
-        check_features("sublayer_out", sublayer_out, shape, state)
-        check_features("context", context, shape, state)
-        if compressed is not None:
-            check_features("compressed", compressed, shape, state)
-        elif self.value_from == "compressed":
-            raise ValueError(
-                f"`compressed` must be the raw read, of shape {tuple(shape)}, with "
-                'value_from="compressed", got None: `read(x, return_compressed=True)` returns it, '
-                "and where the context is the norm of x itself it is x"
-            )
-
-    def extra_repr(self) -> str:
-        parts = [f"hidden_size={self.hidden_size}", f"value_channels={self.value_channels}"]
-        parts.append(f"mapping={self.mapping!r}")
-        if self.mapping == "v":
-            parts.append(f"direction={self.direction_kind!r}")
-        if self.gate_pool is not None:
-            parts.append(f"gate_from={self.gate_from!r}")
-        if self.rewrites > 1:
-            parts.append(f"rewrites={self.rewrites}")
-        if self.erase != "tied":
-            parts.append(f"erase={self.erase!r}")
-        parts += [f"value={self.value_kind!r}", f"value_from={self.value_from!r}"]
-        parts.append(f"beta_init={self.beta_init:g}")
-        parts.append(f"eps_k={self.eps_k:.3g}")
-        if self.branch_scale != 1:
-            parts.append(f"branch_scale={self.branch_scale:g}")
-        return ", ".join(parts)
+        return rewrite.write.scaled(self.branch_scale)

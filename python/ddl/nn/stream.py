@@ -20,18 +20,14 @@ from ddl.options import (
     check_known,
     check_options,
 )
-from ddl.results import ReadParameters
 
-from .checks import check_stream, require_exact_type
+from .checks import check_stream
 from .expand import Expand
 from .history import History
-from .linear import form_parameters
 from .padding import without_padding
 from .read import OF_THE_OWNER, Read, make_reads
 from .residual import DeltaResidual
 from .trunk import Call, as_stream, run
-
-__all__ = ["DeltaStream", "Expand", "Read"]
 
 
 class DeltaStream(nn.Module):
@@ -61,34 +57,23 @@ class DeltaStream(nn.Module):
         hidden_size: d.
         sublayers: the F in order; for a Transformer, attention and MLP alternate.
         value_channels: m.
-        compress: how a read reduces (d, m) to d features; None for "identity" if m = 1, else
-            "channel".
-            "identity": the state itself, m = 1 only.
-            "channel": a weighted sum over the value channels.
-            "token": a weighted sum over the value channels of the last kernel_size tokens; for
-            m = 1 a causal depthwise convolution of the state.
+        compress: as in Read; None for "identity" if m = 1, else "channel".
         kernel_size, compress_parameterization, causal, read_init, norm_eps, norm_affine: as in
             Read.
-        expand: how the embeddings become m value channels.
-            "repeat": each is a copy.
-            "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
-        expand_kernel_size: as Expand's kernel_size.
+        expand, expand_kernel_size: as Expand's kind and kernel_size.
         anchor_every: every so many states are stored for the backward, at most 32; it computes the
             others again, with the same bits. (On a GPU the sums of the gradients may round
-            differently: docs/decisions/anchors.md.) None for 4 if the states are on a CUDA device,
-            else for 8, or for the next larger number that spreads the stored states evenly (12 with
-            12 sublayers on a CPU); if m = 1, for 1 (every state). Each forward looks at the device
-            of its states, so the default follows a model that is moved. A state that a gate or
-            direction reads is stored all the same.
+            differently: docs/decisions/anchors.md.) None for 1 if m = 1, else for 4 on a CUDA
+            device and 8 elsewhere, or for the next larger number that spreads the stored states
+            evenly (12 with 12 sublayers on a CPU). A state that a gate or direction reads is stored
+            all the same.
         stream_dtype: "bfloat16" or "float16", in which the states are stored under autocast, with
             half the bytes and a rounding after every rewrite; None for the dtype of x, as without
             autocast.
         sublayers_per_compressor: number of consecutive sublayers whose reads share one compression
             (2 in the papers: attention and MLP of a block).
         device, dtype: of the parameters.
-        residual: mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction,
-            direction_hidden, value, value_init, value_scale, value_constant, value_from, rewrites,
-            direction_rank, beta_init, erase, branch_scale and eps_k of DeltaResidual.
+        residual: options of DeltaResidual.
 
     Raises:
         ValueError: an option is unknown, out of range, or without effect and not at its default.
@@ -127,14 +112,18 @@ class DeltaStream(nn.Module):
         own = {name: option for name, option in locals().items() if name in OF_THE_OWNER}
         known = ("value_channels", *STREAM_OPTIONS, *RESIDUAL_OPTIONS, "device", "dtype")
         check_known(residual, known, "DeltaStream or of DeltaResidual")
-        self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
+        if isinstance(sublayers, nn.Module) and not isinstance(sublayers, nn.ModuleList):
+            got = type(sublayers).__name__
+            raise TypeError(f"`sublayers` must be a sequence of modules, got {got}")
+        self.sublayers = nn.ModuleList(sublayers)
+        if len(self.sublayers) == 0:
+            raise ValueError("`sublayers` must hold at least one module, got none")
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.expand = Expand(
             hidden_size, value_channels, kind=expand, kernel_size=expand_kernel_size, **factory
         )
-
         common: dict[str, Any] = {"compress": compress, **factory}
         common |= {"norm_eps": norm_eps, "norm_affine": norm_affine}
         self.reads = make_reads(
@@ -188,9 +177,17 @@ class DeltaStream(nn.Module):
             ValueError: x, a mask or a sublayer's output has another shape, a read shares the
                 compression of a read that was replaced, or x has another dtype than before.
             TypeError: x or a sublayer's output is not a tensor or has an unsupported dtype; a
-                read or residual is wrapped; `call` is no function, or got arguments beside it.
+                read or residual is wrapped; `call` got arguments beside it.
         """
-        call = _checked_call(call, args, kwargs)
+        if call is not None and (args or kwargs):
+            got = ", ".join([f"{len(args)} by position"] * bool(args) + list(kwargs))
+            raise TypeError(
+                f"`call` must give the sublayers their arguments itself, got others: {got}"
+            )
+
+        def same(index: int, sublayer: nn.Module, h: Tensor) -> Any:
+            return sublayer(h, *args, **kwargs)
+
         masks = {"keep": keep, "document_starts": document_starts}
         check_stream("x", x, (self.hidden_size,), over_time=True, **masks)
         if history is not None and x.ndim != 3:
@@ -199,62 +196,5 @@ class DeltaStream(nn.Module):
         dtype = autocast_dtype(x)
         if keep is not None:
             x = without_padding(x, keep)
-        if self.stream_dtype is not None:
-            x = as_stream(x, self.stream_dtype)
-        return run(self, x, call, dtype, history=history, keep=keep, starts=document_starts)
-
-    def resolved(
-        self, dtype: torch.dtype | None = None
-    ) -> tuple[list[ReadParameters], list[DeltaResidual]]:
-        """The parameters of every read, the final one's last, and the residuals.
-
-        dtype: of the contexts; None for the states'. A weight that reads share is computed once.
-        """
-        weights: dict[int, Tensor | None] = {}
-        reads, residuals = [], []
-        for index, (read, residual) in enumerate(zip(self.reads, self.residuals, strict=True)):
-            read = require_exact_type(f"reads[{index}]", read, Read)
-            residual = require_exact_type(f"residuals[{index}]", residual, DeltaResidual)
-            owner = read._shared[0] if read._shared else read
-            if owner is read:
-                weights[id(read)] = read.effective_weight()
-            elif read._forward_pre_hooks:
-                form_parameters(read)
-            if id(owner) not in weights:
-                raise ValueError(
-                    f"`reads[{index}]` must share the compression of a read before it, got that of "
-                    "one that was replaced: replace it, too, by Read(…, shared=stream.reads[…])"
-                )
-            residuals.append(residual)
-            reads.append(residual.added_to(read.parameters_of(weights[id(owner)], dtype)))
-        readout = require_exact_type("readout", self.readout, Read)
-        return [*reads, readout.parameters_of(readout.effective_weight(), dtype)], residuals
-
-
-def _checked_call(call: Any, args: Any, kwargs: Any) -> Call:
-    """Return `call`, or for None the call with the same arguments for all; raise for neither."""
-    if call is None:
-        return lambda index, sublayer, h: sublayer(h, *args, **kwargs)
-    if not callable(call):
-        raise TypeError(f"`call` must be a function of index, sublayer and h, got {call!r}")
-    if args or kwargs:
-        got = ", ".join([f"{len(args)} by position"] * bool(args) + list(kwargs))
-        raise TypeError(f"`call` must give the sublayers their arguments itself, got others: {got}")
-    checked: Call = call
-    return checked
-
-
-def _checked_sublayers(sublayers: Any) -> list[nn.Module]:
-    """Return the modules as a list; raise for a single module, including nn.Sequential."""
-    single = isinstance(sublayers, nn.Module) and not isinstance(sublayers, nn.ModuleList)
-    if single or not isinstance(sublayers, Iterable):
-        got = type(sublayers).__name__
-        raise TypeError(f"`sublayers` must be a sequence of modules, got {got}")
-    listed = list(sublayers)
-    if len(listed) == 0:
-        raise ValueError("`sublayers` must hold at least one module, got none")
-    for index, sublayer in enumerate(listed):
-        if not isinstance(sublayer, nn.Module):
-            got = type(sublayer).__name__
-            raise TypeError(f"`sublayers[{index}]` must be a torch.nn.Module, got {got}")
-    return listed
+        x = as_stream(x, self.stream_dtype)
+        return run(self, x, call or same, dtype, history=history, keep=keep, starts=document_starts)

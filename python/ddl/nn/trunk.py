@@ -9,7 +9,6 @@ for what reads several tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -20,14 +19,13 @@ from ddl.ops.checks import autocast_dtype
 from ddl.options import StreamDtype, spread_anchors
 from ddl.results import Chain, ReadParameters, RewriteReadResult, Write
 
-from .checks import check_returned
-from .convolution import Slot, continued
+from .checks import check_returned, require_exact_type
+from .convolution import Left, Slot, continued
 from .expand import Expand
 from .history import History
 from .linear import form_parameters
+from .read import Read
 from .residual import DeltaResidual
-
-__all__ = ["Call", "as_stream", "boundary", "first_chain", "opened", "run"]
 
 Call = Callable[[int, nn.Module, Tensor], Tensor]  # F(h) of a sublayer, by its number
 
@@ -36,19 +34,13 @@ class Stream(Protocol):
     """The parts of a DeltaStream that the loop uses."""
 
     expand: Expand
+    reads: nn.ModuleList
     sublayers: nn.ModuleList
+    residuals: nn.ModuleList
+    readout: Read
     anchor_every: int | None
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
-    def resolved(
-        self, dtype: torch.dtype | None
-    ) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
-
-
-# A read, and the sublayer that gets it with its residual; both None after the last read. A slot
-# follows read and residual: where past tokens leave something for it; None without a history, or if
-# nothing is left.
-Step = tuple[ReadParameters, Slot | None, nn.Module | None, DeltaResidual | None, Slot | None]
 
 
 def run(
@@ -66,57 +58,68 @@ def run(
     dtype: autocast's, of the contexts; None without. history: of the tokens before; None for whole
     sequences. keep: (B, T) bool, False for padding.
     """
-    slot = None
     if history is None:
-        steps = _steps(stream, dtype, None)
+        reads, residuals = _resolved(stream, dtype)
+        expand_slot = first_slot = None
     else:
         _begin(history, stream, x, starts)
         key = (id(stream), torch.compiler.is_compiling(), x.dtype, dtype)
-        steps = history.resolved(key, lambda: _steps(stream, dtype, history))
-        slot = Slot(history, "expand")
-    state = opened(stream.expand, x, starts, slot)
-    residual = chain = write = value = gate = None
-    written: Any = None
-    context: Any = None
-    if history is None:
-        chain = first_chain(state, stream.anchor_every, len(steps) - 1)
-    for index, (read, read_slot, sublayer, next_residual, next_slot) in enumerate(steps):
+        reads, residuals = history.resolved(key, lambda: _resolved(stream, dtype))
+        expand_slot, first_slot = Slot(history, "expand"), Slot(history, "reads.0")
+    state = opened(stream.expand, x, starts, expand_slot)
+    chain = None if history is not None else first_chain(state, stream.anchor_every, len(residuals))
+    (state, context, value, gate), chain = boundary(
+        state, None, reads[0], starts, chain=chain, slot=first_slot
+    )
+    parts = zip(stream.sublayers, residuals, reads[1:], strict=True)
+    for index, (sublayer, residual, read) in enumerate(parts):
+        written = call(index, sublayer, context)
+        slot = read_slot = None
+        if history is not None:
+            slot = Slot(history, f"residuals.{index}") if residual.gate_pool is not None else None
+            read_slot = Slot(history, f"reads.{index + 1}")
         try:
-            if residual is not None:
-                write = residual.write(state, written, context, value, gate, keep, starts, slot)
-                if residual.hooks or residual.branch_scale != 1:
-                    continues = history is not None
-                    write = residual.hooked(state, write, keep=keep, continues=continues)
-            (state, after, value, gate), chain = boundary(
+            write = residual.write(state, written, context, value, gate, keep, starts, slot)
+            if residual.hooks or residual.branch_scale != 1:
+                continues = history is not None
+                write = residual.hooked(state, write, keep=keep, continues=continues)
+            (state, context, value, gate), chain = boundary(
                 state, write, read, starts, chain=chain, slot=read_slot
             )
         except (AttributeError, RuntimeError, TypeError, ValueError):
-            if context is not None:
-                check_returned(f"sublayers[{index - 1}]", written, context)
+            check_returned(f"sublayers[{index}]", written, context)
             raise
-        context, residual, slot = after, next_residual, next_slot
-        if sublayer is not None:
-            written = call(index, sublayer, context)
     if history is not None:
         history.commit()
-    result: Tensor = context
-    return result
+    return context
 
 
-def _steps(stream: Stream, dtype: torch.dtype | None, history: History | None) -> list[Step]:
-    """The steps of a stream with the parameters that it has now."""
-    reads, residuals = stream.resolved(dtype)
-    steps: list[Step] = []
-    for index, (read, sublayer, residual) in enumerate(
-        zip_longest(reads, stream.sublayers, residuals)
-    ):
-        read_slot = residual_slot = None
-        if history is not None and read.looks_back():
-            read_slot = Slot(history, f"reads.{index}")
-        if history is not None and residual is not None and residual.gate_pool is not None:
-            residual_slot = Slot(history, f"residuals.{index}")
-        steps.append((read, read_slot, sublayer, residual, residual_slot))
-    return steps
+def _resolved(
+    stream: Stream, dtype: torch.dtype | None
+) -> tuple[list[ReadParameters], list[DeltaResidual]]:
+    """The parameters of every read, the final one's last, and the residuals.
+
+    dtype: of the contexts; None for the states'. A weight that reads share is computed once.
+    """
+    weights: dict[int, Tensor | None] = {}
+    reads, residuals = [], []
+    for index, (read, residual) in enumerate(zip(stream.reads, stream.residuals, strict=True)):
+        read = require_exact_type(f"reads[{index}]", read, Read)
+        residual = require_exact_type(f"residuals[{index}]", residual, DeltaResidual)
+        owner = read._shared[0] if read._shared else read
+        if owner is read:
+            weights[id(read)] = read.effective_weight()
+        elif read._forward_pre_hooks:
+            form_parameters(read)
+        if id(owner) not in weights:
+            raise ValueError(
+                f"`reads[{index}]` must share the compression of a read before it, got that of one "
+                "that was replaced: replace it, too, by Read(…, shared=stream.reads[…])"
+            )
+        residuals.append(residual)
+        reads.append(residual.added_to(read.parameters_of(weights[id(owner)], dtype)))
+    readout = require_exact_type("readout", stream.readout, Read)
+    return [*reads, readout.parameters_of(readout.effective_weight(), dtype)], residuals
 
 
 def _begin(history: History, stream: Stream, x: Tensor, starts: Tensor | None) -> None:
@@ -138,23 +141,17 @@ def opened(
     expand: Expand, x: Tensor, starts: Tensor | None = None, slot: Slot | None = None
 ) -> Tensor:
     """Expand x (B, T, d) to a state (B, T, d, m), also if m = 1."""
-    if expand._forward_pre_hooks:
-        form_parameters(expand)
-    weight, m = expand.weight, expand.value_channels
-    if slot is None:
+    m = expand.value_channels
+    if slot is None or expand.weight is None or expand.kernel_size == 1:
         state: Tensor = expand(x, document_starts=starts)
         return state.unsqueeze(-1) if m == 1 else state
-    if weight is None:
-        return x.unsqueeze(-1) if m == 1 else functional.expand_to(x, None, m)[0]
-    if weight.shape[-1] == 1:
-        return functional.expand_to(x, weight, m, starts)[0]
+    form_parameters(expand)
+    weight = expand.weight
 
-    def expanded(x: Tensor, before: Tensor | None, starts: Tensor | None) -> Any:
+    def expanded(x: Tensor, before: Left, starts: Tensor | None) -> tuple[Tensor, Left]:
         return functional.expand_to(x, weight, m, starts, before=before, continues=True)
 
-    state = continued(slot, expanded, x, starts)
-    assert isinstance(state, Tensor)
-    return state
+    return continued(slot, expanded, x, starts)
 
 
 def boundary(

@@ -48,10 +48,10 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
 # --- one tensor -----------------------------------------------------------------------------------
 
 
-def check_is_tensor(name: str, tensor: Any) -> None:
-    """Raise TypeError unless `tensor` is a torch.Tensor."""
+def check_is_tensor(name: str, tensor: Any, must: str = "be") -> None:
+    """Raise TypeError unless `tensor`, which an argument must "be" or "return", is a Tensor."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}")
+        raise TypeError(f"`{name}` must {must} a torch.Tensor, got {type(tensor).__name__}")
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -61,8 +61,8 @@ def is_distributed(tensor: Tensor) -> bool:
 
 
 def check_is_plain(name: str, tensor: Any, must: str = "be") -> None:
-    """Raise TypeError unless `tensor`, which an argument must "be" or "return", is no DTensor."""
-    check_is_tensor(name, tensor)
+    """Do as `check_is_tensor`; raise TypeError for a DTensor, too."""
+    check_is_tensor(name, tensor, must)
     if is_distributed(tensor):
         raise TypeError(
             f"`{name}` must {must} a plain tensor, got a DTensor, of which each process has a part:"

@@ -50,7 +50,7 @@ def _why_without(device: torch.device) -> str | None:
         return "this torch is built for ROCm, and the kernels are for NVIDIA's GPUs"
     if not torch.cuda.is_available():
         return None  # a fake tensor: nothing will run here
-    if environment.has_plan():
+    if environment.is_set("DDL_PLAN"):
         return None  # a wrong plan is an error of the operator, and nothing else is to be timed
     index = torch.cuda.current_device() if device.index is None else device.index
     return _native.why_unavailable(index)

@@ -162,15 +162,15 @@ def _positions(tokens: Any) -> slice | Tensor | None:
 
 def _edited(rewrite: Rewrite, which: set[int], at: slice | Tensor | None, new: _New) -> Rewrite:
     if new.erase is not None:
-        rewrite = rewrite.changed(erase=new.erase)
+        rewrite = rewrite._replace(erase=new.erase)
     if rewrite.is_single:
         return _edited_single(rewrite, at, new)
     values, gates = list(rewrite.value.unbind(-2)), list(rewrite.gate.unbind(-1))
     for j in which:
-        single = rewrite.changed(value=values[j], gate=gates[j])
+        single = rewrite._replace(value=values[j], gate=gates[j])
         edited = _edited_single(single, at, new)
         values[j], gates[j] = edited.value, edited.gate
-    return rewrite.changed(value=torch.stack(values, -2), gate=torch.stack(gates, -1))
+    return rewrite._replace(value=torch.stack(values, -2), gate=torch.stack(gates, -1))
 
 
 def _edited_single(rewrite: Rewrite, at: slice | Tensor | None, new: _New) -> Rewrite:
@@ -179,13 +179,13 @@ def _edited_single(rewrite: Rewrite, at: slice | Tensor | None, new: _New) -> Re
     mask = None if at is None else _mask(at, rewrite.gate)
     if new.beta is not None:
         gate = _replaced("beta", rewrite.gate, new.beta.to(rewrite.gate), mask)
-        rewrite = rewrite.changed(gate=gate)
+        rewrite = rewrite._replace(gate=gate)
     if new.value is not None:
         values = new.value.to(rewrite.value)
         inside = None if mask is None else mask.unsqueeze(-1)
-        rewrite = rewrite.changed(value=_replaced("value", rewrite.value, values, inside))
+        rewrite = rewrite._replace(value=_replaced("value", rewrite.value, values, inside))
     if rewrite.keep is not None:  # padding stays unwritten
-        rewrite = rewrite.changed(gate=without_padding(rewrite.gate, rewrite.keep))
+        rewrite = rewrite._replace(gate=without_padding(rewrite.gate, rewrite.keep))
     return rewrite
 
 

@@ -95,7 +95,7 @@ def measure(rewrite: Rewrite, before: Tensor | None) -> dict[str, Tensor]:
     readout = (direction.unsqueeze(-1) * x).sum(-2)
     squared = direction.square().sum(-1)
     discrepancy = v - readout
-    written = scale * beta.unsqueeze(-1) * (discrepancy if rewrite.write.erase == "tied" else v)
+    written = scale * beta.unsqueeze(-1) * (discrepancy if rewrite.erase == "tied" else v)
     error = torch.linalg.vector_norm(discrepancy, dim=-1)
     error_after = torch.linalg.vector_norm(discrepancy - squared.unsqueeze(-1) * written, dim=-1)
     after = rewrite.after().to(dtype)

@@ -85,18 +85,6 @@ def test_sequences_for_each_process(tmp_path: Path) -> None:
     assert forked.said(1) == ""
 
 
-def test_variables_that_are_no_numbers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "0")):
-        monkeypatch.setenv(name, value)
-    assert command("train", "tiny", "--steps", "1")(0) == 1
-    assert capsys.readouterr().err == (
-        "ddl train: torchrun's variables must be whole numbers, got RANK=0, WORLD_SIZE=two,"
-        " LOCAL_RANK=0\n"
-    )
-
-
 def test_processes_that_do_not_find_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

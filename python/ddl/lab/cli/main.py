@@ -117,7 +117,7 @@ def _main(args: list[str]) -> int:
             return COMMANDS[name].run(args) or 0
     except (InputError, DivergedError, ProcessError, ModuleNotFoundError, OSError) as error:
         sentence = explain(name, error)
-        if sentence is None or environment.wants_traceback():
+        if sentence is None or environment.is_set("DDL_TRACEBACK"):
             raise
         if environment.is_first() or isinstance(error, ProcessError | OSError):
             print(f"ddl {name}: {one_line(sentence)}", file=sys.stderr)

@@ -149,7 +149,7 @@ def encode(
     encoded or a process ends.
     """
     if workers == 1:
-        environment.use_one_tokenizer_thread()
+        environment.set_default("TOKENIZERS_PARALLELISM", "false")  # processes share the cores
         for unit in units:
             yield unit._replace(items=[]), encoder(unit)
         return
@@ -182,7 +182,7 @@ def _start_worker(encoder: Encoder) -> None:
     """Set up a worker process, which gets the encoder once instead of with every unit."""
     global _encoder
     _encoder = encoder
-    environment.use_one_tokenizer_thread()
+    environment.set_default("TOKENIZERS_PARALLELISM", "false")  # processes share the cores
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddl.errors import InputError
-from ddl.files import require_new_file, write_text
+from ddl.files import write_text
 from ddl.lab.config import EvalConfig
 from ddl.lab.config.paper_tasks import PAPER, PAPER_SHOTS
 from ddl.lab.load import load_for_transformers
@@ -42,7 +43,10 @@ def evaluate(config: EvalConfig) -> Record:
     subject.check(config.model, config.checkpoint)
     started = datetime.now(timezone.utc)
     out = config.out or config.model / f"eval-{started:%Y%m%d-%H%M%S}.json"
-    require_new_file(out)
+    if out.exists():
+        raise InputError("out", "be a new file", f"{out}, which exists")
+    if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
+        raise InputError("out", "be in a directory that can be written to", out)
     from . import tasks
 
     with _quiet():

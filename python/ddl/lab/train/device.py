@@ -39,7 +39,7 @@ def device_of(processes: Processes, device: torch.device) -> torch.device:
 def make_repeatable(device: torch.device) -> None:
     """On a GPU, make torch use deterministic algorithms; on a CPU they are deterministic anyway."""
     if device.type == "cuda":
-        environment.make_cublas_repeatable()
+        environment.set_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # sums in a fixed order
         torch.use_deterministic_algorithms(True, warn_only=True)
         # The mode fills new tensors as a debugging aid, which costs a pass over each of them.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ddl.functional import delta_rule
 from ddl.layouts import layout_of
-from ddl.ops.checks import check_is_tensor, check_mask
 from ddl.options import (
     MIXER_OPTIONS,
     MixerGated,
@@ -23,19 +22,18 @@ from ddl.options import (
     refuse,
 )
 
-from ..checks import require_own_forward
-from ..convolution import Slot, convolve
-from ..linear import (
+from .checks import check_stream, require_own_forward
+from .convolution import Slot, convolve
+from .linear import (
     Projection,
     empty_parameter,
     form_parameters,
     project,
     projection_of,
     reset_,
+    shown,
 )
-from ..padding import without_padding
-
-__all__ = ["DeltaMixer"]
+from .padding import without_padding
 
 UNIT_EPS = 1e-6  # in k / √(|k|² + ε)
 STEPS = (1e-3, 0.1)  # softplus(b) at initialisation, spread evenly in its logarithm
@@ -97,7 +95,7 @@ class DeltaMixer(nn.Module):
         check_count("hidden_size", hidden_size)
         check_count("heads", heads)
         check_count("head_size", head_size, optional=True)
-        check_options({"kind": kind, "n": n, "gated": gated}, MIXER_OPTIONS)
+        check_options(locals(), MIXER_OPTIONS)
         check_count("kernel_size", kernel_size)
         check_positive("norm_eps", norm_eps)
         if head_size is None and hidden_size % heads:
@@ -142,8 +140,10 @@ class DeltaMixer(nn.Module):
         nn.init.zeros_(self.gate.weight)
         nn.init.zeros_(self.gate.bias)
 
+    extra_repr = shown
+
     def never_decayed(self) -> Iterator[nn.Parameter]:
-        """The parameters that an optimizer should not decay: zero is no neutral value for them."""
+        """The parameters that an optimizer should not decay: zero is not neutral for them."""
         yield from (*self.taps.values(), self.gate.weight)
 
     def forward(
@@ -161,10 +161,9 @@ class DeltaMixer(nn.Module):
         these tokens lies, and where they leave theirs, which counts after `slot.history.commit()`;
         use it without gradients.
         """
-        self._check(h, slot)
-        for name, mask in (("keep", keep), ("document_starts", document_starts)):
-            if mask is not None:
-                check_mask(name, mask, h.shape[:2], h)
+        check_stream("h", h, (self.hidden_size,), keep=keep, document_starts=document_starts)
+        if h.ndim != 3:
+            refuse("h", f"of shape (batch, time, {self.hidden_size})", tuple(h.shape))
         if keep is not None:
             h = without_padding(h, keep)
         q, k, v = (
@@ -187,14 +186,6 @@ class DeltaMixer(nn.Module):
         normed = self.norm(y.to(self.norm.weight.dtype)).to(y.dtype)  # float32 under autocast
         return self.c_proj(normed.flatten(-2) * F.silu(self.c_g(h)))
 
-    def _check(self, h: Any, slot: Any) -> None:
-        """Raise unless h has the shape of this module's inputs, and the past a place."""
-        check_is_tensor("h", h)
-        if h.ndim != 3 or h.shape[-1] != self.hidden_size:
-            refuse("h", f"of shape (batch, time, {self.hidden_size})", tuple(h.shape))
-        if slot is not None and not isinstance(slot, Slot):
-            raise TypeError(f"`slot` must be a ddl.nn.Slot, got {type(slot).__name__}")
-
     def _mixed(
         self, name: str, x: Tensor, slot: Slot | None, document_starts: Tensor | None
     ) -> Tensor:
@@ -205,13 +196,6 @@ class DeltaMixer(nn.Module):
         x = F.silu(convolve(x, taps[name], place, document_starts))
         steps = (self.layout.steps,) if name != "q" and self.layout.steps > 1 else ()
         return torch.unflatten(x, -1, (*steps, -1, self.head_size))
-
-    def extra_repr(self) -> str:
-        n = "" if self.kind == "deltanet" else f", n={self.n}"
-        return (
-            f"{self.hidden_size}, heads={self.heads}, kind={self.kind!r}{n}, gated={self.gated!r}, "
-            f"head_size={self.head_size}, kernel_size={self.kernel_size}"
-        )
 
 
 def unit(x: Tensor) -> Tensor:

@@ -1,6 +1,9 @@
-"""The derivative of an operator, from its declaration.
+"""The call of an operator, and its derivative, from its declaration.
 
-Backwards are operators too, so that compile, checkpointing and export see one node each.
+In compiled code the call is the overload `default`, one node of the graph. In eager code a
+derivative is recorded around the overload `kernel`. The Autograd kernel of `default` does the same
+around `default` itself, so that a graph that is traced through it has that node. Backwards are
+operators too, so that compile, checkpointing and export see one node each.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from . import declarations, private
+from . import declarations, plain, private
 from .declarations import Forward
-from .refusals import raise_refusal
+from .devices import has_kernels
+from .refusals import check, raise_refusal, refuse_tangents
 
 Call = Callable[..., Any]
 Gradients = tuple[Tensor | None, ...]
@@ -26,6 +31,51 @@ REACHED_BY = {
     "value_weight": "new_value",
     "value_bias": "new_value",
 }
+
+
+def call_of(
+    operator: Forward, kernel: Call, backward_kernel: Call, compiled: Call | None = None
+) -> Call:
+    """Return the call of an operator with positional arguments, of which autograd records the
+    derivative. What torch or native code refused is explained.
+
+    compiled: called instead in compiled code. Without it the call can be the operator's
+    implementation for the dispatch key Autograd.
+    """
+    apply = derivative(operator, kernel, backward_kernel)
+    in_plain_torch = plain.outputs_of(operator)
+    is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+    is_inference, unpack_dual = torch.is_inference_mode_enabled, forward_ad.unpack_dual
+
+    def call(*values: Any) -> Any:
+        if compiled is not None and is_compiling():
+            return compiled(*values)
+        try:
+            if is_grad_enabled():
+                return apply(*values)
+            if not is_inference():
+                first = values[0]
+                primal, tangent = unpack_dual(first)
+                if primal is not first or tangent is not None:  # within a dual level
+                    refuse_tangents(operator, values)
+            return kernel(*values)
+        except (RuntimeError, TypeError) as error:
+            if not isinstance(values[0], Tensor) or has_kernels(values[0].device):
+                raise_refusal(operator, values, error)
+        check(operator, values)
+        return in_plain_torch(*values)
+
+    return call
+
+
+def or_plain(operator: Forward, call: Call) -> Call:
+    """Return the call, or plain PyTorch in place of it for a device without kernels."""
+    in_plain_torch = plain.outputs_of(operator)
+
+    def choose(*values: Any) -> Any:
+        return (call if has_kernels(values[0].device) else in_plain_torch)(*values)
+
+    return choose
 
 
 def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:

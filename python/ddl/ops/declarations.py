@@ -53,7 +53,7 @@ class Forward(Operator):
     backward gets. left: all others.
 
     The overload `kernel` is the same without a derivative, refused where gradients are recorded:
-    calls.py records them around it.
+    autograd.py records them around it.
     """
 
     backward: Operator

@@ -47,64 +47,6 @@ def outputs_of(operator: Forward) -> Call:
     return outputs
 
 
-def backward(operator: Forward) -> Call:
-    """Return the kernel of an operator's backward, which runs the forward again."""
-
-    def kernel(*values: Any) -> Any:
-        args = dict(zip(operator.backward.names, values, strict=True))
-        grads = {result: args[f"grad_{result}"] for result in operator.results}
-        wanted = [args["wanted"] >> bit & 1 for bit in range(len(operator.inputs))]
-        if args.get("chain"):
-            with torch.no_grad():
-                args["state"] = _after_chain(args)
-        with torch.enable_grad():
-            leaves = {
-                name: args[name].detach().requires_grad_(bool(want))
-                for name, want in zip(operator.inputs, wanted, strict=True)
-                if args[name] is not None
-            }
-            arguments = operator.Arguments(
-                **{name: leaves.get(name, args.get(name)) for name in operator.names}
-            )
-            if "context_dtype" in operator.names and grads["context"] is not None:
-                arguments = arguments._replace(context_dtype=grads["context"].dtype)
-            results = _PLAIN[operator.name](arguments)
-        reached = {name: grad for name, grad in grads.items() if grad is not None}
-        needed = [name for name, leaf in leaves.items() if leaf.requires_grad]
-        outputs = {
-            name: output
-            for name, output in results.items()
-            if name in reached and output is not None and output.requires_grad
-        }
-        by_name: dict[str, Tensor | None] = {}
-        if outputs and needed:
-            gradients = torch.autograd.grad(
-                list(outputs.values()),
-                [leaves[name] for name in needed],
-                [reached[name] for name in outputs],
-                allow_unused=True,
-            )
-            by_name = dict(zip(needed, gradients, strict=True))
-        return tuple([by_name.get(name) for name in operator.inputs])
-
-    return kernel
-
-
-def replaces_kernels(tensor: Any) -> bool:
-    """Whether a tensor is on a CUDA device on which the native kernels cannot run."""
-    return isinstance(tensor, Tensor) and tensor.is_cuda and not has_kernels(tensor.device)
-
-
-def _after_chain(args: dict[str, Any]) -> Tensor:
-    """The state to which the rewrites of a chain lead."""
-    state: Tensor = args["state"]
-    for direction, value, gate, _ in zip(*[iter(args["chain"])] * 4, strict=True):
-        state = reference.rewrite(
-            state, direction, value, gate, eps_k=args["eps_k"], erase=ERASE[args["erase"]]
-        )
-    return state
-
-
 _READ = (
     *("compress", "norm_weight", "norm_eps", "gate_weight", "gate_bias"),
     *("value_weight", "value_bias", "value_scale", "context_dtype", "document_starts"),

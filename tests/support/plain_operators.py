@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 import pytest
 
 from ddl.ops import devices
-from ddl.ops.autograd import call_of, or_plain
+from ddl.ops.autograd import call_of
 from ddl.ops.declarations import FORWARDS
+from ddl.ops.plain import or_plain
 
 
 def run_plain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,5 +20,5 @@ def run_plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(devices, "WITH_KERNELS", ("meta",))
     for operator in FORWARDS:
-        call = call_of(operator, kernel, kernel, or_plain(operator, kernel))
+        call = call_of(operator, kernel, or_plain(operator, kernel))
         monkeypatch.setattr(operator, "call", call)

@@ -28,7 +28,6 @@ from ddl.reference import without_autocast
 
 from . import pairs
 from .checks import STORED, gate_dtype
-from .delta_rule import queries_of, steps_of
 
 # Steps of a chunk. A decay per feature takes STEPS² numbers for each feature.
 STEPS, STEPS_PER_FEATURE = 64, 16
@@ -47,6 +46,16 @@ class _Seen(NamedTuple):
     before: Tensor
     after: Tensor
     through: Tensor
+
+
+def steps_of(args: Any) -> int:
+    """n, the steps of a token."""
+    return args.beta.shape[2] if args.beta.ndim == 4 else 1
+
+
+def queries_of(args: Any) -> int:
+    """The queries to one state."""
+    return max(1, args.q.shape[2] // args.beta.shape[-1])
 
 
 def delta_rule(args: Any) -> tuple[Tensor, Tensor]:

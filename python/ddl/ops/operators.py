@@ -17,7 +17,7 @@ from ddl import _native
 from ddl.errors import IMPORTED_ONCE
 
 from . import plain, private
-from .autograd import call_of, or_plain
+from .autograd import call_of
 from .declarations import FORWARDS, OPERATORS, Forward, Operator
 from .outputs import fake
 from .refusals import refuse_transforms
@@ -45,12 +45,12 @@ def _define(operator: Operator, overload: str = "") -> Any:
 
 def _define_with_derivative(operator: Forward) -> None:
     overload, kernel = _define(operator), _define(operator, "kernel")
-    backward = operator.backward.call
     # For devices without kernels; these have no `kernel` and no backward.
-    _library.impl(operator.name, plain.forward(operator), "CompositeExplicitAutograd")
-    recorded = call_of(operator, private.below_autograd(overload), backward)
-    _library.impl(operator.name, or_plain(operator, recorded), "Autograd")
-    operator.call = call_of(operator, kernel, backward, or_plain(operator, overload))
+    _library.impl(operator.name, plain.outputs_of(operator), "CompositeExplicitAutograd")
+    recorded = call_of(operator, private.below_autograd(overload))
+    _library.impl(operator.name, plain.or_plain(operator, recorded), "Autograd")
+    call = call_of(operator, kernel, plain.or_plain(operator, overload))
+    operator.call = plain.or_plain(operator, call) if operator.on_cpus_alone else call
 
 
 for _operator in OPERATORS:

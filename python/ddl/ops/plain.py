@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ddl import reference
-from ddl.results import ERASE
+from ddl.results import ERASE, ReadParameters
 
 from . import chunked
 from .checks import gate_dtype
@@ -24,56 +24,46 @@ from .refusals import check
 Call = Callable[..., Any]
 
 
-def forward(operator: Forward) -> Call:
-    """Return the kernel of an operator: all outputs, None for those that only backwards need."""
-    outputs = outputs_of(operator)
-
-    def kernel(*values: Any) -> Any:
-        has_kernels(values[0].device)  # warns
-        check(operator, values)
-        return outputs(*values)
-
-    return kernel
-
-
 def outputs_of(operator: Forward) -> Call:
-    """Return the same without checks, which autograd can differentiate."""
+    """Return the call of an operator in plain PyTorch, which autograd can differentiate: all
+    outputs, None for those that only backwards need."""
     compute = _PLAIN[operator.name]
 
     def outputs(*values: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            has_kernels(values[0].device, operator.on_cpus_alone)  # warns
+            check(operator, values)
         results = compute(operator.Arguments(*values))
         return tuple([results.get(name) for name in operator.outputs])
 
     return outputs
 
 
-_READ = (
-    *("compress", "norm_weight", "norm_eps", "gate_weight", "gate_bias"),
-    *("value_weight", "value_bias", "value_scale", "context_dtype", "document_starts"),
-)
+def or_plain(operator: Forward, call: Call) -> Call:
+    """Return the call, or plain PyTorch in place of it for a device without kernels."""
+    in_plain_torch = outputs_of(operator)
+
+    def choose(*values: Any) -> Any:
+        native = has_kernels(values[0].device, operator.on_cpus_alone)
+        return (call if native else in_plain_torch)(*values)
+
+    return choose
 
 
 def _rewrite(args: Any) -> dict[str, Tensor | None]:
-    state = reference.rewrite(
-        args.state,
-        args.direction,
-        args.value,
-        args.gate,
-        eps_k=args.eps_k,
-        erase=ERASE[args.erase],
-    )
-    return {"new_state": state}
+    operands = args.state, args.direction, args.value, args.gate
+    return {"new_state": reference.rewrite(*operands, eps_k=args.eps_k, erase=ERASE[args.erase])}
 
 
 def _read_of(args: Any, state: Tensor, **changes: Any) -> dict[str, Tensor | None]:
-    parameters = {name: getattr(args, name) for name in _READ} | changes
-    value_from = "compressed" if args.value_from_compressed else "context"
-    result = reference.read(state, **parameters, value_from=value_from)
+    parameters = ReadParameters._make([getattr(args, name) for name in ReadParameters._fields])
+    given = {**parameters.keywords(), "document_starts": args.document_starts, **changes}
+    result = reference.read(state, **given)
     return {"context": result.context, "new_value": result.value, "new_gate": result.gate}
 
 
-def _read(args: Any, new_state: Tensor | None = None) -> dict[str, Tensor | None]:
-    state, compress = args.state if new_state is None else new_state, args.compress
+def _read(args: Any) -> dict[str, Tensor | None]:
+    state, compress = args.state, args.compress
     taps = compress.shape[2] if compress is not None and compress.ndim == 3 else 1
     if args.saves or taps == 1 or state.shape[-3] == 0:
         return _read_of(args, state)
@@ -99,8 +89,8 @@ def _read(args: Any, new_state: Tensor | None = None) -> dict[str, Tensor | None
 
 
 def _rewrite_read(args: Any) -> dict[str, Tensor | None]:
-    new_state = _rewrite(args)["new_state"]
-    return {"new_state": new_state, **_read(args, new_state)}
+    rewritten = _rewrite(args)
+    return rewritten | _read(args._replace(state=rewritten["new_state"]))
 
 
 def _expand(args: Any) -> dict[str, Tensor | None]:

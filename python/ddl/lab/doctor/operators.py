@@ -16,9 +16,9 @@ def operators(report: Report) -> Facts:
     import torch
 
     import ddl.ops  # noqa: F401  (registers them)
-    from ddl.ops.declarations import ON_CPUS_ALONE, OPERATORS
+    from ddl.ops.declarations import OPERATORS
 
-    on_gpus = [operator for operator in OPERATORS if operator not in ON_CPUS_ALONE]
+    on_gpus = [operator for operator in OPERATORS if not operator.on_cpus_alone]
     devices = {"cpu": f"native, {simd_level(cpu_flags()) or 'SIMD of the processor'}"}
     devices |= gpu_kernels(torch)
     return {

@@ -81,18 +81,3 @@ def fake_tensor_tools() -> tuple[Any, Any, Any]:
             "run one step instead, which compiles the kernels that it launches"
         ) from None
     return FakeTensorMode, TorchDispatchMode, _pytree
-
-
-def register_tensors_of(
-    kind: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]
-) -> None:
-    """Let torch find the tensors within objects of a dataclass; FSDP2 runs its hooks on them.
-
-    From torch 2.15 on FSDP2 finds them in every dataclass by itself. With an older torch without
-    this registry it fails on layers between which such objects pass.
-    """
-    try:
-        from torch.utils._pytree import register_pytree_node
-    except ImportError:
-        return
-    register_pytree_node(kind, flatten, unflatten)

@@ -263,9 +263,8 @@ STREAM_OPTIONS: Options = {
     "stream_dtype": Option(None, StreamDtype),
 }
 
-SEVERAL_NUMBERS = "deltaproduct multi-head multi-kv multi-value multi-key multi-query"
-
-MIXERS = f"deltanet {SEVERAL_NUMBERS}"
+MIXERS = " ".join(get_args(MixerKind))
+SEVERAL_NUMBERS = MIXERS.removeprefix("deltanet ")
 
 # DeltaMixer's.
 MIXER_OPTIONS: Options = {

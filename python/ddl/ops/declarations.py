@@ -21,12 +21,10 @@ class Operator:
     """
 
     call: Callable[..., Any]
+    on_cpus_alone = False
 
-    def __init__(
-        self, name: str, arguments: str, outputs: str, *, on_cpus_alone: bool = False
-    ) -> None:
+    def __init__(self, name: str, arguments: str, outputs: str) -> None:
         self.name, self.declared = name, arguments.split(", ")
-        self.on_cpus_alone = on_cpus_alone
         self.kinds = {word: kind for kind, word in map(str.split, self.declared)}
         self.names, self.outputs = list(self.kinds), outputs.split(" ")
         make: Any = namedtuple  # mypy knows only literal fields
@@ -62,11 +60,10 @@ class Forward(Operator):
         results: str,
         saved: str = "",
         left: str = "",
-        on_cpus_alone: bool = False,
     ) -> None:
         arguments = ", ".join(part for part in (inputs, passed, rest) if part)
         outputs = " ".join(dict.fromkeys(f"{results} {saved} {left}".split()))
-        super().__init__(name, arguments, outputs, on_cpus_alone=on_cpus_alone)
+        super().__init__(name, arguments, outputs)
         self.results, self.saved = results.split(), saved.split()
         self.inputs = [argument.split(" ")[1] for argument in inputs.split(", ")]
         self.passed = [argument.split(" ")[1] for argument in passed.split(", ") if argument]
@@ -84,7 +81,6 @@ class Forward(Operator):
                 ]
             ),
             " ".join(f"grad_{name}" for name in self.inputs),
-            on_cpus_alone=on_cpus_alone,
         )
 
 
@@ -152,7 +148,6 @@ delta_rule = Forward(
     "bool saves",
     results="y final_state",
     saved="errors states",
-    on_cpus_alone=True,
 )
 # Overwrites grad_new_state with the gradient of the state. `wanted` has the bits of
 # rewrite_read_backward, the state's first.
@@ -160,8 +155,9 @@ overwriting_backward = Operator(
     "rewrite_read_backward_",
     ", ".join(["Tensor(a!) grad_new_state", *rewrite_read.backward.declared[1:]]),
     " ".join(rewrite_read.backward.outputs[1:]),
-    on_cpus_alone=True,
 )
 
 FORWARDS = (rewrite, read, rewrite_read, expand, delta_rule)
 OPERATORS = (*(part for each in FORWARDS for part in (each, each.backward)), overwriting_backward)
+for _operator in (delta_rule, delta_rule.backward, overwriting_backward):
+    _operator.on_cpus_alone = True

@@ -230,15 +230,10 @@ def delta_rule(
     Source: DeltaNet (arXiv 2406.06484) §2.2; Gated DeltaNet (arXiv 2412.06464) eq. 10; for n steps
     and the layouts of heads Chen's note on DeltaProduct (2025).
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("beta", beta)):
-        check_is_tensor(name, tensor)
+    check_is_tensor("q", q)
     if type(scale) not in FLOATS:
         check_positive("scale", scale, optional=True)
-    beta = as_gate("beta", beta, q)
-    g = None if g is None else as_gate("g", g, q)
-    if initial_state is not None:
-        initial_state = as_gate("initial_state", initial_state, q)
-    tensors = (q, k, v, beta, g, initial_state)
+    tensors = (q, k, v, as_gate(beta, q), as_gate(g, q), as_gate(initial_state, q))
     needed = any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
     arguments = (*tensors, document_starts, scale, torch.is_grad_enabled() and needed)
     y, final_state, *_ = declarations.delta_rule.call(*arguments)
@@ -387,8 +382,7 @@ def _write(
         check_choice("erase", erase, ERASE)
     if type(eps_k) not in FLOATS:
         check_positive("eps_k", eps_k)
-    value, gate = as_gate("value", value, state), as_gate("gate", gate, state)
-    return Write(direction, value, gate, eps_k, erase)
+    return Write(direction, as_gate(value, state), as_gate(gate, state), eps_k, erase)
 
 
 def _read(

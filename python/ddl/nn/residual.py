@@ -236,7 +236,7 @@ class DeltaResidual(Branches):
         for hook in self.hooks:
             rewrite = hook(rewrite)
         write = rewrite.write
-        value, gate = as_gate("value", write.value, state), as_gate("gate", write.gate, state)
+        value, gate = as_gate(write.value, state), as_gate(write.gate, state)
         return write._replace(value=value, gate=gate).scaled(self.branch_scale)
 
     def _check(

@@ -25,7 +25,7 @@ def stored_dtypes(state: Tensor) -> tuple[torch.dtype, ...]:
     return (torch.float64,) if state.dtype == torch.float64 else STORED
 
 
-def as_gate(name: str, gate: Tensor, state: Tensor) -> Tensor:
+def as_gate(gate: Any, state: Tensor) -> Any:
     """Convert a value or gate in half precision to the dtype that the operators take."""
     if getattr(gate, "dtype", None) not in STORED[1:]:
         return gate  # the operator refuses what does not fit

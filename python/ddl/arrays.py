@@ -15,11 +15,11 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from ddl import _native, options
 from ddl.options import LEAST_EPS_K, LEAST_NORM_EPS
-from ddl.results import DeltaRuleResult, ReadResult, RewriteReadResult
+from ddl.results import ERASE, DeltaRuleResult, ReadResult, RewriteReadResult
 
 try:
     import numpy as np
@@ -153,7 +153,7 @@ def delta_rule_vjp(*arguments: Any, **named: Any) -> dict[str, Any]:
 
 
 _LEAST = {"eps_k": LEAST_EPS_K, "norm_eps": LEAST_NORM_EPS, "value_scale": 0.0, "scale": 0.0}
-_CHOICES = {"erase": ("tied", "none"), "value_from": ("context", "compressed")}
+_CHOICES = {"erase": ERASE, "value_from": get_args(options.ValueFrom)}
 _GATES = {"value", "gate", "beta", "g", "initial_state"}
 _WITHOUT_GRADIENT = {*_LEAST, *_CHOICES, "value_channels", "context_dtype", "document_starts"}
 
@@ -162,7 +162,7 @@ def _call(operator: str, given: dict[str, Any], **others: Any) -> dict[str, Any]
     """Check the arguments, run the operator, and return its results by name."""
     double = getattr(next(iter(given.values())), "dtype", None) == np.float64
     arguments = {name: _checked(name, value, double) for name, value in given.items()} | others
-    arguments["erase"] = int(arguments.get("erase") == "none")
+    arguments["erase"] = ERASE.index(arguments.get("erase", "tied"))
     arguments["value_from_compressed"] = arguments.get("value_from") == "compressed"
     threads = getattr(sys.modules.get("torch"), "get_num_threads", lambda: None)()
     try:

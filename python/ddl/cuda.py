@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ddl import _native
 from ddl.ops.private import fake_tensor_tools, uncompiled
+from ddl.ops.refusals import described
 
 __all__ = ["Kernel", "warmup", "why_unavailable"]
 
@@ -86,41 +87,29 @@ def warmup(
     return [Kernel(**kernel) for kernel in warmup.compile()]
 
 
-def described(argument: Any) -> Any:
-    """Describe a tensor by shape, dtype and bytes from an aligned address, a dtype by its name.
-
-    Other arguments are passed on.
-    """
-    if isinstance(argument, torch.dtype):
-        return str(argument).removeprefix("torch.")
-    if isinstance(argument, (list, tuple)):
-        return [described(tensor) for tensor in argument]
-    if not isinstance(argument, Tensor):
-        return argument
-    offset = argument.storage_offset() * argument.itemsize
-    # Native code copies a strided tensor, and the copy is aligned.
-    address = offset if argument.is_contiguous() else 0
-    return list(argument.shape), str(argument.dtype).removeprefix("torch."), address
+def _alignment(tensor: Tensor) -> Any:
+    """Bytes from an aligned address; native code copies a strided tensor to one."""
+    return tensor.storage_offset() * tensor.itemsize if tensor.is_contiguous() else 0
 
 
 def _list_kernels(
     kernels: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Run the forward on fake tensors and, if an output requires grad, the backward."""
-    tools = fake_tensor_tools()
+    fake_mode, dispatch_mode, pytree = fake_tensor_tools()
 
     def list_and_run(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func.name().partition("::")
         if namespace == "ddl":
             operator = name.partition(".")[0]  # without the overload
-            kernels.add(operator, [described(argument) for argument in args])
+            kernels.add(operator, described(args, _alignment))
         return func(*args, **(kwargs or {}))
 
-    listing = type("Listing", (tools.dispatch_mode,), {"__torch_dispatch__": list_and_run})
+    listing = type("Listing", (dispatch_mode,), {"__torch_dispatch__": list_and_run})
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    with tools.fake_mode(), listing():
-        fakes, args, kwargs = tools.tree_map_only(Tensor, _fake, (tensors, args, kwargs))
-        outputs = tools.tree_leaves(torch.func.functional_call(module, fakes, args, kwargs))
+    with fake_mode(), listing():
+        fakes, args, kwargs = pytree.tree_map_only(Tensor, _fake, (tensors, args, kwargs))
+        outputs = pytree.tree_leaves(torch.func.functional_call(module, fakes, args, kwargs))
         roots = [x for x in outputs if isinstance(x, Tensor) and x.requires_grad]
         if roots:
             torch.autograd.backward(roots, [torch.empty_like(root) for root in roots])

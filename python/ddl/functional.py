@@ -17,17 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddl.ops import declarations, devices, plain, private
+from ddl.ops import declarations
 from ddl.ops.checks import (
     as_gate,
     autocast_dtype,
     check_context_dtype,
-    check_count,
     check_is_tensor,
-    check_positive,
 )
-from ddl.ops.refusals import check
-from ddl.options import Erase, check_choice
+from ddl.options import Erase, check_choice, check_count, check_positive
 from ddl.results import (
     ERASE,
     Chain,
@@ -39,6 +36,8 @@ from ddl.results import (
 )
 
 __all__ = ["delta_rule", "expand", "read", "rewrite", "rewrite_read", "rewrite_read_chained"]
+
+FLOATS = (float, torch.SymFloat)  # native code checks these, and integers
 
 
 def rewrite(
@@ -120,21 +119,8 @@ def read(
 
     Source: DDL (arXiv 2601.00417); the gate is eq. 2.6.
     """
-    parameters = _read(
-        state,
-        ReadParameters(
-            compress,
-            norm_weight,
-            gate_weight,
-            gate_bias,
-            value_weight,
-            value_bias,
-            norm_eps,
-            value_scale,
-            _from_compressed(value_from),
-            context_dtype,
-        ),
-    )
+    weights = compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias
+    parameters = _read(state, weights, norm_eps, value_scale, value_from, context_dtype)
     result, _ = read_with(state, parameters, document_starts)
     return result
 
@@ -168,21 +154,8 @@ def rewrite_read(
         RewriteReadResult(state X' (…, d, m), context (…, d), value (…, m) or None, gate (…,) or
         None).
     """
-    parameters = _read(
-        state,
-        ReadParameters(
-            compress,
-            norm_weight,
-            gate_weight,
-            gate_bias,
-            value_weight,
-            value_bias,
-            norm_eps,
-            value_scale,
-            _from_compressed(value_from),
-            context_dtype,
-        ),
-    )
+    weights = compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias
+    parameters = _read(state, weights, norm_eps, value_scale, value_from, context_dtype)
     write = _write(state, direction, value, gate, eps_k, erase)
     result, _ = step(state, write, parameters, document_starts)
     return result
@@ -205,11 +178,10 @@ def rewrite_read_chained(
 
     Returns its result, and the chain for the next call, which gets the new state.
     """
-    parameters = ReadParameters(**options, value_from_compressed=_from_compressed(value_from))
+    read = ReadParameters(**options)
+    parameters = _read(state, read[:6], *read[6:8], value_from, read.context_dtype)
     write = _write(state, direction, value, gate, eps_k, erase)
-    result, after = step(state, write, _read(state, parameters), document_starts, chain=chain)
-    assert isinstance(after, Chain)
-    return result, after
+    return step(state, write, parameters, document_starts, chain=chain)
 
 
 def delta_rule(
@@ -258,24 +230,13 @@ def delta_rule(
     Source: DeltaNet (arXiv 2406.06484) §2.2; Gated DeltaNet (arXiv 2412.06464) eq. 10; for n steps
     and the layouts of heads Chen's note on DeltaProduct (2025).
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("beta", beta)):
-        check_is_tensor(name, tensor)
-    if type(scale) is not float:
+    check_is_tensor("q", q)
+    if type(scale) not in FLOATS:
         check_positive("scale", scale, optional=True)
-    beta = as_gate("beta", beta, q)
-    g = None if g is None else as_gate("g", g, q)
-    if initial_state is not None:
-        initial_state = as_gate("initial_state", initial_state, q)
-    tensors = (q, k, v, beta, g, initial_state)
+    tensors = (q, k, v, as_gate(beta, q), as_gate(g, q), as_gate(initial_state, q))
     needed = any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
     arguments = (*tensors, document_starts, scale, torch.is_grad_enabled() and needed)
-    operator = declarations.delta_rule
-    if q.device.type in devices.WITH_KERNELS:
-        y, final_state, *_ = operator.call(*arguments)
-        return DeltaRuleResult(y, final_state)
-    if not torch.compiler.is_compiling():
-        check(operator, arguments)
-    y, final_state, *_ = plain.outputs_of(operator)(*arguments)
+    y, final_state, *_ = declarations.delta_rule.call(*arguments)
     return DeltaRuleResult(y, final_state)
 
 
@@ -301,7 +262,7 @@ def expand(
     Raises:
         ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
     """
-    if type(value_channels) is not int:  # native code checks the integers
+    if type(value_channels) not in (int, torch.SymInt):
         check_count("value_channels", value_channels)
     state, _ = expand_to(x, weight, value_channels, document_starts)
     return state
@@ -377,8 +338,9 @@ def step(
     )
     # Plain PyTorch returns no statistics: every state is stored.
     if chain is not None and stats is not None:
-        if type(direction) is not Tensor:
-            write = write._replace(direction=private.waited(direction))
+        if type(direction) is not Tensor and hasattr(direction, "trigger_wait"):
+            # The result of a collective, for which the dispatcher does not look in optional lists.
+            write = write._replace(direction=direction.trigger_wait())
         chain = chain.after(state, write, stats)
     result = RewriteReadResult(new_state, context, new_value, new_gate)
     return result, left if continues else chain
@@ -418,28 +380,31 @@ def _write(
     """Return the record; a value or gate in half precision is converted."""
     if erase not in ERASE:
         check_choice("erase", erase, ERASE)
-    if type(eps_k) is not float:  # native code checks the floats, here and below
+    if type(eps_k) not in FLOATS:
         check_positive("eps_k", eps_k)
-    value, gate = as_gate("value", value, state), as_gate("gate", gate, state)
-    return Write(direction, value, gate, eps_k, erase)
+    return Write(direction, as_gate(value, state), as_gate(gate, state), eps_k, erase)
 
 
-def _read(state: Tensor, parameters: ReadParameters) -> ReadParameters:
-    """Check the numbers, and choose autocast's dtype for the context if none is requested."""
+def _read(
+    state: Tensor,
+    weights: tuple[Any, ...],
+    norm_eps: float | None,
+    value_scale: float | None,
+    value_from: str,
+    context_dtype: torch.dtype | None,
+) -> ReadParameters:
+    """Return the record, with autocast's dtype for the context if none is requested."""
     if not isinstance(state, Tensor):
         check_is_tensor("state", state)
-    if type(parameters.norm_eps) is not float:
-        check_positive("norm_eps", parameters.norm_eps, optional=True)
-    if parameters.value_scale is not None and type(parameters.value_scale) is not float:
-        check_positive("value_scale", parameters.value_scale)
-    if parameters.context_dtype is not None:
-        check_context_dtype(state, parameters.context_dtype)
-        return parameters
-    dtype = autocast_dtype(state)  # the next sublayer's products run in it
-    return parameters if dtype is None else parameters._replace(context_dtype=dtype)
-
-
-def _from_compressed(value_from: str) -> bool:
+    if type(norm_eps) not in FLOATS:
+        check_positive("norm_eps", norm_eps, optional=True)
+    if value_scale is not None and type(value_scale) not in FLOATS:
+        check_positive("value_scale", value_scale)
     if value_from != "context":
         check_choice("value_from", value_from, ("context", "compressed"))
-    return value_from == "compressed"
+    if context_dtype is None:
+        context_dtype = autocast_dtype(state)  # the next sublayer's products run in it
+    else:
+        check_context_dtype(state, context_dtype)
+    others = norm_eps, value_scale, value_from == "compressed", context_dtype
+    return ReadParameters._make(weights + others)

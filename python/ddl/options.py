@@ -32,43 +32,27 @@ def refuse(name: str, expected: str, got: object, others: tuple[str, ...] = ()) 
 
 
 def check_count(
-    name: str,
-    number: Any,
-    *,
-    optional: bool = False,
-    least: int = 1,
-    most: int = LARGEST_COUNT,
-    kinds: tuple[type, ...] = (Integral,),
+    name: str, number: Any, *, optional: bool = False, least: int = 1, most: int = LARGEST_COUNT
 ) -> None:
     """Raise unless `number` is an integer (NumPy's included) in [least, most] or optional None."""
     if number is None and optional:
         return
-    if not is_whole(number, kinds) or number < least:
+    if not is_whole(number) or number < least:
         refuse(name, f"an integer of at least {least}", number)
     if number > most:
         refuse(name, f"at most {most}", number)
 
 
-def check_positive(
-    name: str,
-    number: Any,
-    *,
-    optional: bool = False,
-    least: float = 0.0,
-    kinds: tuple[type, ...] = (float, Real),
-) -> None:
+def check_positive(name: str, number: Any, *, optional: bool = False, least: float = 0.0) -> None:
     """Raise unless `number` is positive, finite and ≥ `least`, or None if optional."""
-    if number is None and optional:
-        return
-    if not is_number(number, kinds) or not 0 < number < math.inf:
-        refuse(name, "a positive finite number", number)
-    if number < least:
+    _check_number(name, number, "a positive finite number", lambda n: 0 < n < math.inf, optional)
+    if number is not None and number < least:
         refuse(name, f"at least {least:g}", number)
 
 
-def check_finite(name: str, number: Any, *, optional: bool = False) -> None:
-    """Raise unless `number` is finite, or None if optional."""
-    _check_number(name, number, "a finite number", lambda n: abs(n) < math.inf, optional)
+def check_finite(name: str, number: Any) -> None:
+    """Raise unless `number` is finite."""
+    _check_number(name, number, "a finite number", lambda n: abs(n) < math.inf)
 
 
 def check_between(name: str, number: Any, low: float, high: float) -> None:
@@ -105,17 +89,17 @@ def check_choice(name: str, choice: Any, choices: Sequence[str], *, optional: bo
         refuse(name, quoted(choices) + (" or None" if optional else ""), choice)
 
 
-def is_whole(number: Any, kinds: tuple[type, ...] = (Integral,)) -> bool:
+def is_whole(number: Any) -> bool:
     """Return whether `number` is an integer, NumPy's included; a bool is not."""
-    return isinstance(number, kinds) and not isinstance(number, bool)
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
-def is_number(number: Any, kinds: tuple[type, ...] = (float, Real)) -> bool:
+def is_number(number: Any) -> bool:
     """Return whether `number` is a real number, NumPy's included; a bool is not, nor is an integer
     beyond torch's 64 bits, which JSON, TOML and Python have."""
     if isinstance(number, int) and abs(number) > LARGEST_COUNT:
         return False
-    return isinstance(number, kinds) and not isinstance(number, bool)
+    return isinstance(number, Real) and not isinstance(number, bool)
 
 
 def check_known(given: Iterable[str], known: Sequence[str], owner: str) -> None:
@@ -210,7 +194,8 @@ Residual = Literal[
 class Option(NamedTuple):
     """One option: its default, its allowed values, and when it has an effect.
 
-    allowed: a Literal of the choices, or a check called with the name and the value.
+    allowed: a Literal of the choices, or a check called with the name and the value. None is
+    allowed, too, if it is the default.
     used: cases, each a dict from other options to their values, separated by spaces. The option has
     an effect if all conditions of one case hold; with no case it always has one.
     """
@@ -224,9 +209,7 @@ Options = dict[str, Option]
 
 
 def check_layers(name: str, layers: Any) -> None:
-    """Raise unless `layers` are numbers from 0 on, each once, or None."""
-    if layers is None:
-        return
+    """Raise unless `layers` are numbers from 0 on, each once."""
     fits = isinstance(layers, list | tuple) and all(is_whole(i) and i >= 0 for i in layers)
     if not fits or not layers or len(set(layers)) != len(layers):
         refuse(name, "one or more numbers of layers from 0 on, each once, or None", layers)
@@ -237,9 +220,6 @@ def check_mixer_gated(name: str, gated: Any) -> None:
     if not isinstance(gated, bool) and gated != "per-feature":
         refuse(name, 'True, False or "per-feature"', gated)
 
-
-count_or_none = partial(check_count, optional=True)
-finite_or_none = partial(check_finite, optional=True)
 
 # DeltaResidual's; DeltaStream and GPTConfig have the same names for them.
 RESIDUAL_OPTIONS: Options = {
@@ -256,11 +236,11 @@ RESIDUAL_OPTIONS: Options = {
     "value_constant": Option(2.0, check_finite, [{"value": "constant"}]),
     "value_from": Option("context", ValueFrom, [{"mapping": "k", "value": "linear sigmoid"}]),
     "rewrites": Option(1, partial(check_count, most=MOST_REWRITES), [{"mapping": "k"}]),
-    "direction_rank": Option(None, count_or_none, [{"mapping": "k"}]),
+    "direction_rank": Option(None, check_count, [{"mapping": "k"}]),
     "beta_init": Option(1.0, partial(check_between, low=0, high=2)),
     "erase": Option("tied", Erase),
     "branch_scale": Option(1.0, check_finite),
-    "eps_k": Option(None, partial(check_positive, optional=True, least=LEAST_EPS_K)),
+    "eps_k": Option(None, partial(check_positive, least=LEAST_EPS_K)),
 }
 
 # DeltaStream's, and Read's and Expand's under DeltaStream's names.
@@ -275,21 +255,18 @@ STREAM_OPTIONS: Options = {
     "causal": Option(
         False, check_flag, [{"compress": "channel", "compress_parameterization": "factored"}]
     ),
-    "read_init": Option(None, finite_or_none, [{"compress": "channel token"}]),
+    "read_init": Option(None, check_finite, [{"compress": "channel token"}]),
     "norm_eps": Option(1e-5, partial(check_positive, optional=True, least=LEAST_NORM_EPS)),
     "norm_affine": Option(True, check_flag),
     "expand": Option("repeat", ExpandKind),
     "expand_kernel_size": Option(4, check_count, [{"expand": "conv"}]),
     "sublayers_per_compressor": Option(2, check_count, [{"compress": "channel token"}]),
-    "anchor_every": Option(None, partial(check_count, optional=True, most=MOST_LINKS + 1)),
-    "stream_dtype": Option(
-        None, partial(check_choice, choices=get_args(StreamDtype), optional=True)
-    ),
+    "anchor_every": Option(None, partial(check_count, most=MOST_LINKS + 1)),
+    "stream_dtype": Option(None, StreamDtype),
 }
 
-SEVERAL_NUMBERS = "deltaproduct multi-head multi-kv multi-value multi-key multi-query"
-
-MIXERS = f"deltanet {SEVERAL_NUMBERS}"
+MIXERS = " ".join(get_args(MixerKind))
+SEVERAL_NUMBERS = MIXERS.removeprefix("deltanet ")
 
 # DeltaMixer's.
 MIXER_OPTIONS: Options = {
@@ -308,17 +285,17 @@ MODEL_OPTIONS: Options = {
     "block_size": Option(1024, check_count),
     "num_layers": Option(12, partial(check_count, most=MOST_LAYERS)),
     "num_heads": Option(6, check_count),
-    "head_size": Option(None, count_or_none),
+    "head_size": Option(None, check_count),
     "hidden_size": Option(768, check_count),
-    "mlp_size": Option(None, count_or_none),
+    "mlp_size": Option(None, check_count),
     "rope_base": Option(10000.0, check_positive),
     "mixer": Option("attention", Mixer),
     "mixer_layers": Option(None, check_layers, [{"mixer": MIXERS}]),
     "mixer_n": Option(1, check_count, [{"mixer": SEVERAL_NUMBERS}]),
     "mixer_gated": Option(False, check_mixer_gated, [{"mixer": MIXERS}]),
     "parameterization": Option("standard", Scaling),
-    "base_width": Option(None, count_or_none, [{"parameterization": "mup completep"}]),
-    "base_layers": Option(None, count_or_none, [{"parameterization": "completep"}]),
+    "base_width": Option(None, check_count, [{"parameterization": "mup completep"}]),
+    "base_layers": Option(None, check_count, [{"parameterization": "completep"}]),
     "initial_weights": Option(
         "standard",
         InitialWeights,
@@ -327,8 +304,8 @@ MODEL_OPTIONS: Options = {
     "value_channels": Option(
         4, check_count, [{"residual": f"{EXPANDED_STATES} expanded {SEVERAL_STREAMS}"}]
     ),
-    "gated_rank": Option(None, count_or_none, [{"residual": "gated"}]),
-    "sublayers_per_block": Option(None, count_or_none, [{"residual": "attention-residual"}]),
+    "gated_rank": Option(None, check_count, [{"residual": "gated"}]),
+    "sublayers_per_block": Option(None, check_count, [{"residual": "attention-residual"}]),
 }
 
 
@@ -356,10 +333,12 @@ def check_options(
     values of the table to the caller's, for the error message.
     """
     known = {name: option for name, option in options.items() if name in given}
-    for name, (_, allowed, _) in known.items():
-        choices = get_args(allowed)
-        check = partial(check_choice, choices=choices) if choices else allowed
-        check(spelling(name, ())[0], given[name])
+    for name, (default, allowed, _) in known.items():
+        value, spelled = given[name], spelling(name, ())[0]
+        if choices := get_args(allowed):
+            check_choice(spelled, value, choices, optional=default is None)
+        elif value is not None or default is not None:
+            allowed(spelled, value)
     for name, option in known.items():
         if not has_effect(option, given):
             cases = [[spelling(n, values.split()) for n, values in c.items()] for c in option.used]

@@ -6,7 +6,9 @@ arguments of a schema.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+from ddl.options import Erase
 
 if TYPE_CHECKING:  # ddl.arrays does without torch
     import torch
@@ -23,7 +25,7 @@ __all__ = [
 ]
 
 # The gate α of X' = X + k̂ (β vᵀ − α k̂ᵀX): α = β | 0. Schemas have the place.
-ERASE = ("tied", "none")
+ERASE: tuple[str, ...] = get_args(Erase)
 
 
 class Write(NamedTuple):

@@ -76,7 +76,7 @@ const KERNELS: [[Kernel; 2]; OPERATORS.len()] = [
 ];
 
 /// The kernel of an operator whose derivative Python records before it is called, and one that is refused where gradients
-/// are recorded: the overload `kernel` of a forward, around which python/ddl/ops/calls.py records them, and a backward.
+/// are recorded: the overload `kernel` of a forward, around which python/ddl/ops/autograd.py records them, and a backward.
 const fn kernels<const AT: usize>() -> [Kernel; 2] {
     [kernel::<AT, false>, kernel::<AT, true>]
 }

@@ -39,7 +39,7 @@ def call(operator: Operator, **given: Any) -> dict[str, Tensor]:
     Missing arguments are None or an empty list.
     """
     missing: dict[str, Any] = {
-        name: [] if name in operator.lists else None for name in operator.names
+        name: [] if kind == "Tensor[]?" else None for name, kind in operator.kinds.items()
     }
     if "erase" in missing:
         missing["erase"] = 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ddl import functional, reference
-from ddl.ops import chunked, devices
+from ddl.ops import chunked, declarations, devices
 from tests.support.delta_rule_cases import (
     LAYOUTS,
     LEAVES,
@@ -50,6 +50,19 @@ def agree(given: dict[str, Any], dtype: torch.dtype, depth: int = 1) -> None:
 @pytest.mark.parametrize("T", [1, 9, 70, 150])
 def test_chunks_agree(dtype, layout, g, documents, state, T):
     agree(problem(layout, T=T, g=g, state=state, documents=documents), dtype)
+
+
+def test_a_direct_call_of_the_operator_has_gradients():
+    given = problem("steps")
+    leaves = [given[name].requires_grad_() for name in LEAVES]
+    known = given | {"saves": True}
+    direct = torch.ops.ddl.delta_rule(*map(known.get, declarations.delta_rule.names))
+    gradients = [
+        torch.autograd.grad(y.sin().sum() + state.sum(), leaves)
+        for y, state, *_ in (direct, functional.delta_rule(**given))
+    ]
+    for name, *pair in zip(LEAVES, *gradients, strict=True):
+        assert torch.equal(*pair), name
 
 
 def test_no_token_keeps_the_state():

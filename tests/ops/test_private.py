@@ -21,7 +21,7 @@ spec = importlib.util.spec_from_file_location("ddl.ops.private", {private!r})
 private = sys.modules["ddl.ops.private"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(private)
 from ddl import functional, reference
-if {name!r} in ("FunctionalTensor", "AsyncCollectiveTensor"):
+if {name!r} == "FunctionalTensor":
     from ddl.ops import private
     private.sys = types.SimpleNamespace(modules=dict())
 if {name!r} == "FALLBACK_ALLOW_LIST":
@@ -60,7 +60,7 @@ for function, expected in functions.items():
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4, msg=name)
 print("done")
 """
-NAMES = ["FunctionalTensor", "AsyncCollectiveTensor", "FALLBACK_ALLOW_LIST"]
+NAMES = ["FunctionalTensor", "FALLBACK_ALLOW_LIST"]
 
 
 @pytest.mark.table(0)

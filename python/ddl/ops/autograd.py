@@ -1,36 +1,73 @@
-"""The derivative of an operator, from its declaration.
+"""The call of an operator, and its derivative, from its declaration.
 
-Backwards are operators too, so that compile, checkpointing and export see one node each.
+In compiled code the call is the overload `default`, one node of the graph. In eager code a
+derivative is recorded around the overload `kernel`. The Autograd kernel of `default` does the same
+around `default` itself, so that a graph that is traced through it has that node. Backwards are
+operators too, so that compile, checkpointing and export see one node each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeGuard
+from itertools import compress
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from . import declarations, private
+from . import declarations, plain, private
 from .declarations import Forward
-from .refusals import raise_refusal
+from .devices import has_kernels
+from .refusals import raise_refusal, refuse_tangents
 
 Call = Callable[..., Any]
 Gradients = tuple[Tensor | None, ...]
 
-# The only result that depends on a parameter. Without a gradient of that result the parameter gets
-# None instead of zeros, so that no optimizer decays it.
-REACHED_BY = {
-    "gate_weight": "new_gate",
-    "gate_bias": "new_gate",
-    "value_weight": "new_value",
-    "value_bias": "new_value",
+# The parameters that reach one result alone. Without a gradient of that result they get None in
+# place of zeros, so that no optimizer decays them.
+PARAMETERS_OF = {
+    "new_gate": ("gate_weight", "gate_bias"),
+    "new_value": ("value_weight", "value_bias"),
 }
 
 
-def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
+def call_of(operator: Forward, kernel: Call, compiled: Call | None = None) -> Call:
+    """Return the call of an operator with positional arguments, of which autograd records the
+    derivative. What torch or native code refused is explained.
+
+    compiled: called instead in compiled code. Without it the call can be the operator's
+    implementation for the dispatch key Autograd.
+    """
+    apply = derivative(operator, kernel)
+    in_plain_torch = plain.outputs_of(operator)
+    is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+    is_inference, unpack_dual = torch.is_inference_mode_enabled, forward_ad.unpack_dual
+
+    def call(*values: Any) -> Any:
+        if compiled is not None and is_compiling():
+            return compiled(*values)
+        try:
+            if is_grad_enabled():
+                return apply(*values)
+            if not is_inference():
+                first = values[0]
+                primal, tangent = unpack_dual(first)
+                if primal is not first or tangent is not None:  # within a dual level
+                    refuse_tangents(operator, values)
+            return kernel(*values)
+        except (RuntimeError, TypeError) as error:
+            if not isinstance(values[0], Tensor) or has_kernels(values[0].device):
+                raise_refusal(operator, values, error)
+        return in_plain_torch(*values)
+
+    return call
+
+
+def derivative(operator: Forward, kernel: Call) -> Call:
     """Return the `apply` of a torch.autograd.Function around an operator's kernel, which takes the
-    schema's arguments by position, and its backward's."""
+    schema's arguments by position."""
+    backward_kernel = operator.backward.call
     inputs, others = len(operator.inputs), len(operator.names) - len(operator.inputs)
     starts, chains = "document_starts" in operator.passed, "chain" in operator.passed
     numbers = slice(inputs + starts + chains, inputs + len(operator.passed))
@@ -73,7 +110,8 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
                 return (*gradients(ctx, grads), *[None] * others)
             with torch.no_grad():
                 result = gradients(ctx, grads)
-            return (*_without_derivative(operator, result), *[None] * others)
+            leaves = [None if grad is None else grad.detach().requires_grad_() for grad in result]
+            return (*_Last.apply(operator.name, *leaves), *[None] * others)
 
     def gradients(ctx: Any, grads: Gradients) -> Gradients:
         tensors = ctx.saved_tensors
@@ -84,7 +122,12 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
             *(*ctx.numbers, *kept, wanted(ctx.needs_input_grad[:inputs], grads)),
         )
         first = grads[0]
-        if operator is declarations.rewrite_read and _is_traced(first):
+        if (
+            operator is declarations.rewrite_read
+            and first is not None
+            and first.is_cpu
+            and private.is_traced_for_compile(first)
+        ):
             # torch.compile drops the copy if nothing else needs the gradient.
             first = first.clone(memory_format=torch.contiguous_format)
             return (first, *declarations.overwriting_backward.call(first, *arguments))
@@ -98,56 +141,36 @@ def derivative(operator: Forward, kernel: Call, backward_kernel: Call) -> Call:
     return apply
 
 
-def _is_traced(grad: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether a gradient on a CPU is one of a graph that torch.compile traces."""
-    return grad is not None and private.is_traced_for_compile(grad) and grad.device.type == "cpu"
-
-
 def _wanted(operator: Forward) -> Callable[[tuple[bool, ...], Gradients], int]:
     """Return the function that computes `wanted`: a bit for every gradient that is needed and that
     an incoming one reaches."""
-    reached_by = [
-        operator.results.index(REACHED_BY[name]) if name in REACHED_BY else None
-        for name in operator.inputs
+    bits = {name: 1 << bit for bit, name in enumerate(operator.inputs)}
+    of_result = [
+        sum(bits[parameter] for parameter in PARAMETERS_OF.get(name, ()))
+        for name in operator.results
     ]
-    known: dict[tuple[bool, ...], int] = {}
 
     def wanted(needs: tuple[bool, ...], grads: Gradients) -> int:
-        compiling = torch.compiler.is_compiling()
-        key = (*needs, *[grad is None for grad in grads])
-        if not compiling and key in known:
-            return known[key]
-        bits = 0
-        for bit, (need, result) in enumerate(zip(needs, reached_by, strict=True)):
-            if need and (result is None or grads[result] is not None):
-                bits |= 1 << bit
-        if not compiling:
-            known[key] = bits
-        return bits
+        found = sum(compress(bits.values(), needs))
+        for grad, of_one in zip(grads, of_result, strict=True):
+            if grad is None:
+                found &= ~of_one
+        return found
 
     return wanted
 
 
 class _Last(torch.autograd.Function):
-    """The identity, whose derivative is refused."""
+    """The identity, whose derivative is refused: a backward with create_graph=True is recorded."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Forward, *gradients: Tensor | None) -> Any:
-        ctx.operator = operator
+    def forward(ctx: Any, name: str, *gradients: Tensor | None) -> Any:
+        ctx.name = name
         return gradients
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> NoReturn:
-        name = ctx.operator.name
         raise NotImplementedError(
-            f"double backward of `ddl.{name}` must go through `ddl.reference.{name}`, "
+            f"double backward of `ddl.{ctx.name}` must go through `ddl.reference.{ctx.name}`, "
             "got the fused operator, which has first reverse-mode derivatives only"
         )
-
-
-def _without_derivative(operator: Forward, gradients: Gradients) -> Gradients:
-    """The gradients of a backward with create_graph=True, which can be used once."""
-    result: Gradients = _Last.apply(
-        operator, *[None if grad is None else grad.detach().requires_grad_() for grad in gradients]
-    )
-    return result

@@ -1,20 +1,16 @@
-"""Dtypes of an operator's tensors, and checks of what native code does not see.
+"""Dtypes of an operator's tensors, and checks of tensors that native code does not see.
 
-Native code checks the arguments of operators (src/problem/). Numbers are checked as in
-ddl/options.py; torch.compile's symbolic numbers are accepted, too.
+Native code checks the arguments of operators (src/problem/).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from ddl import options
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -29,7 +25,7 @@ def stored_dtypes(state: Tensor) -> tuple[torch.dtype, ...]:
     return (torch.float64,) if state.dtype == torch.float64 else STORED
 
 
-def as_gate(name: str, gate: Tensor, state: Tensor) -> Tensor:
+def as_gate(gate: Any, state: Tensor) -> Any:
     """Convert a value or gate in half precision to the dtype that the operators take."""
     if getattr(gate, "dtype", None) not in STORED[1:]:
         return gate  # the operator refuses what does not fit
@@ -43,9 +39,6 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     if tensor.dtype == torch.float64 or device == "meta":  # meta tensors have no autocast
         return None
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-
-# --- one tensor -----------------------------------------------------------------------------------
 
 
 def check_is_tensor(name: str, tensor: Any, must: str = "be") -> None:
@@ -101,20 +94,6 @@ def check_stored(name: str, tensor: Tensor, state: Tensor) -> None:
     if tensor.dtype not in stored_dtypes(state):
         expected = " or ".join(map(str, stored_dtypes(state)))
         raise TypeError(f"`{name}` must have dtype {expected}, got {tensor.dtype}")
-
-
-# --- numbers --------------------------------------------------------------------------------------
-
-
-def check_count(name: str, number: Any) -> None:
-    """Raise ValueError unless `number` is an integer ≥ 1."""
-    options.check_count(name, number, kinds=(Integral, torch.SymInt))
-
-
-def check_positive(name: str, number: Any, *, optional: bool = False, least: float = 0.0) -> None:
-    """Raise ValueError unless `number` is positive, finite and ≥ `least`, or None if optional."""
-    kinds = (float, Real, torch.SymFloat)
-    options.check_positive(name, number, optional=optional, least=least, kinds=kinds)
 
 
 def check_mask(name: str, mask: Any, batch: Sequence[Any], beside: Tensor) -> None:

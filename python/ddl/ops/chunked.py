@@ -18,7 +18,6 @@ import re
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -28,56 +27,35 @@ from torch import Tensor
 from ddl.reference import without_autocast
 
 from . import pairs
-from .delta_rule import queries_of, steps_of
+from .checks import STORED, gate_dtype
 
 # Steps of a chunk. A decay per feature takes STEPS² numbers for each feature.
 STEPS, STEPS_PER_FEATURE = 64, 16
-HALF = (torch.bfloat16, torch.float16)
 MOST_KEY_FEATURES = 256  # that flash-linear-attention's kernels take
 
 
-class _Problem(NamedTuple):
-    """The arguments by head and step: q (B, H, queries, T, K), the others (B, H, T·n, ·).
-
-    g is (B, H, T·n, 1 or K), None for no decay; starts (B, T·n), None for one document.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    beta: Tensor
-    g: Tensor | None
-    starts: Tensor | None
-    state: Tensor
-
-
 class _Seen(NamedTuple):
-    """Masks over (chunks, B, H, …): the steps and states that the steps of each chunk see.
+    """Masks over (chunks, B, 1, …): the steps and states that the steps of each chunk see.
 
     steps (…, C, C): step i sees step j, which is itself or an earlier one of its document. before
     (…, C, 1): a step sees the state before the chunk. after (…, C, 1): the state after the chunk
-    sees it. through (…, 1, 1): the state after the chunk sees that before it. The last three are
-    None if no document starts.
+    sees it. through (…, 1, 1): the state after the chunk sees that before it.
     """
 
     steps: Tensor
-    before: Tensor | None
-    after: Tensor | None
-    through: Tensor | None
+    before: Tensor
+    after: Tensor
+    through: Tensor
 
 
-class _Chunk(NamedTuple):
-    """The operands of y and of the next state; the last four are masks, as in `_Seen`."""
+def steps_of(args: Any) -> int:
+    """n, the steps of a token."""
+    return args.beta.shape[2] if args.beta.ndim == 4 else 1
 
-    written: Tensor
-    erased: Tensor
-    q: Tensor
-    keys: Tensor
-    left: Tensor
-    before: Tensor | None
-    queries: Tensor | None
-    after: Tensor | None
-    through: Tensor | None
+
+def queries_of(args: Any) -> int:
+    """The queries to one state."""
+    return max(1, args.q.shape[2] // args.beta.shape[-1])
 
 
 def delta_rule(args: Any) -> tuple[Tensor, Tensor]:
@@ -86,123 +64,104 @@ def delta_rule(args: Any) -> tuple[Tensor, Tensor]:
     with without_autocast(args.v):
         if _kernels_take(args):
             return _by_kernels(args, scale)
-        y, state = _in_chunks(_by_head(args), n=steps_of(args))
+        y, state = _in_chunks(steps_of(args), *_by_head(args))
     return (scale * y).to(args.v.dtype), state
 
 
-def _by_head(args: Any) -> _Problem:
+def _by_head(args: Any) -> tuple[Tensor, ...]:
+    """Return the arguments by head and step: q (B, H, queries, T, K); k, v, β and g (B, H, T·n, ·),
+    g with 1 or K numbers; the starts (B, T·n); the state."""
     n, H = steps_of(args), args.beta.shape[-1]
     (B, T), K, V = args.q.shape[:2], args.k.shape[-1], args.v.shape[-1]
-    dtype = torch.float64 if args.v.dtype == torch.float64 else torch.float32
+    dtype = gate_dtype(args.v)
 
     def steps(x: Tensor) -> Tensor:
         x = x.to(dtype).reshape(B, T * n, *x.shape[-2:])
-        return x.repeat_interleave(H // x.shape[2], 2).transpose(1, 2)  # (B, H, T·n, ·)
+        return x.repeat_interleave(H // x.shape[2], 2).transpose(1, 2)
 
     queries = queries_of(args)
     q = args.q.to(dtype).repeat_interleave(H * queries // args.q.shape[2], 2)
+    q = torch.unflatten(q, 2, (H, queries)).movedim(1, 3)
     g, starts, state = args.g, args.document_starts, args.initial_state
-    if g is not None:  # a token decays before the first of its steps
-        g = (g if g.ndim == 4 else g.unsqueeze(-1)).to(dtype).unsqueeze(2)
-        g = F.pad(g, (0, 0, 0, 0, 0, n - 1)).flatten(1, 2).transpose(1, 2)
-    if starts is not None:
-        starts = F.pad(starts.unsqueeze(2), (0, n - 1)).flatten(1)
-    return _Problem(
-        torch.unflatten(q, 2, (H, queries)).movedim(1, 3),
-        steps(args.k),
-        steps(args.v),
-        args.beta.to(dtype).reshape(B, T * n, H).mT,
-        g,
-        starts,
-        args.v.new_zeros(B, H, K, V, dtype=dtype) if state is None else state,
-    )
+    if g is None:
+        g = q.new_zeros(B, T, H)
+    g = (g if g.ndim == 4 else g.unsqueeze(-1)).to(dtype).unsqueeze(2)
+    if starts is None:
+        starts = q.new_zeros(B, T, dtype=torch.bool)
+    if state is None:
+        state = q.new_zeros(B, H, K, V)
+    # A token decays, and starts a document, before the first of its steps.
+    g = F.pad(g, (0, 0, 0, 0, 0, n - 1)).flatten(1, 2).transpose(1, 2)
+    starts = F.pad(starts.unsqueeze(2), (0, n - 1)).flatten(1)
+    beta = args.beta.to(dtype).reshape(B, T * n, H, 1).transpose(1, 2)
+    return q, steps(args.k), steps(args.v), beta, g, starts, state
 
 
-def _in_chunks(args: _Problem, n: int) -> tuple[Tensor, Tensor]:
+def _in_chunks(
+    n: int, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, starts: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return y (B, T, heads, V), not scaled, and the final state."""
-    per_feature = args.g is not None and args.g.shape[-1] > 1
-    tokens = max(1, (STEPS_PER_FEATURE if per_feature else STEPS) // n)
-    T, C, V = args.q.shape[3], tokens * n, args.v.shape[-1]
+    tokens = max(1, (STEPS_PER_FEATURE if g.shape[-1] > 1 else STEPS) // n)
+    (B, H, queries, T, _), C, V = q.shape, tokens * n, v.shape[-1]
     chunks = -(-T // tokens)
+    if not chunks:
+        return v.new_empty(B, 0, H * queries, V), state
 
     def cut(x: Tensor, axis: int, size: int) -> Tensor:
         """Pad the time axis with steps that do nothing, and divide it into chunks."""
         padding = [0, 0] * (x.ndim - axis - 1) + [0, chunks * size - x.shape[axis]]
         return torch.unflatten(F.pad(x, padding), axis, (chunks, size)).movedim(axis, 0)
 
-    q, k, v = cut(args.q, 3, tokens), cut(args.k, 2, C), cut(args.v, 2, C)
-    beta = cut(args.beta, 2, C).unsqueeze(-1)  # (chunks, B, H, C, 1)
-    seen = _seen(None if args.starts is None else cut(args.starts, 1, C), k)
-    between, before = _decays(None if args.g is None else cut(args.g, 2, C), seen, k)
+    q = cut(q, 3, tokens)
+    k, v, beta, g = (cut(x, 2, C) for x in (k, v, beta, g))  # (chunks, B, H, C, ·)
+    seen = _seen(cut(starts, 1, C))
+    between, before = _decays(g, seen)
     earlier = seen.steps.tril(-1)
     weighted = beta * k
     system = _products(weighted, k, between, earlier)
-    known = _only(weighted, seen.before) * before
+    known = weighted.where(seen.before, 0) * before
     written = pairs.solve(system, beta * v, earlier)  # w = written − erased S₀
-    erased = _only(pairs.solve(system, known, earlier), seen.before)
+    erased = pairs.solve(system, known, earlier).where(seen.before, 0)
+    keys = k.where(seen.after, 0) * between[..., -1, :, :]
     last = slice(n - 1, None, n)  # of the steps of each token, the queried one
-    steps, queries = seen.steps[..., last, :], None
-    if seen.before is not None:  # with an axis for the queries to a state
-        steps, queries = steps.unsqueeze(3), seen.before[..., last, :].unsqueeze(3)
-    each = (-1, -1, -1, q.shape[3], -1, -1)
+    # With an axis for the queries to a state.
+    steps, asked = (x[..., last, :].unsqueeze(3) for x in (seen.steps, seen.before))
+    each = (-1, -1, -1, queries, -1, -1)
     query = _products(q, k.unsqueeze(3).expand(each), between[..., last, :, :].unsqueeze(3), steps)
-    q = _only(q, queries) * before[..., last, :].unsqueeze(3)
-    keys = _only(k, seen.after) * between[..., -1, :, :]
-    if not chunks:
-        return args.q.new_empty(args.q.shape[0], 0, q.shape[2] * q.shape[3], V), args.state
-    masks = (seen.before, queries, seen.after, seen.through)
-    parts = _Chunk(written, erased, q, keys, before[..., -1, :, None], *masks)
-    y, w, state = _over_chunks(args.state, parts)
-    y = y + pairs.sums(query, w.unsqueeze(3).expand(each), steps)
-    y = y.movedim(0, 3).flatten(3, 4)[..., :T, :]  # (B, H, queries, T, V)
+    q = q.where(asked, 0) * before[..., last, :].unsqueeze(3)
+    parts = (written, erased, q, keys, before[..., -1, :, None], seen.before, asked, *seen[2:])
+    ws, ys = [], []
+    # The gradient of an index, x[i], would be as large as x; that of all together is one copy.
+    for chunk in zip(*[x.unbind() for x in parts], strict=True):
+        written, erased, q, keys, left, sees, asked, after, through = chunk
+        w = written - (erased @ state).where(sees, 0)
+        ys.append((q @ state.unsqueeze(2)).where(asked, 0))
+        state = left * state.where(through, 0) + keys.mT @ w.where(after, 0)
+        ws.append(w)
+    w = torch.stack(ws).unsqueeze(3).expand(each)
+    y = (torch.stack(ys) + pairs.sums(query, w, steps)).movedim(0, 3).flatten(3, 4)[..., :T, :]
     return y.flatten(1, 2).transpose(1, 2), state
 
 
-def _over_chunks(state: Tensor, parts: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what y has of the states before the chunks, w of all chunks, and the final state."""
-    w, y = [], []
-    # The gradient of an index, x[i], would be as large as x; that of all together is one copy.
-    cuts = [repeat(None) if x is None else x.unbind() for x in parts]
-    for chunk in map(_Chunk._make, zip(*cuts, strict=False)):
-        w.append(chunk.written - _only(chunk.erased @ state, chunk.before))
-        y.append(_only(chunk.q @ state.unsqueeze(2), chunk.queries))
-        kept = chunk.left * _only(state, chunk.through)
-        state = kept + chunk.keys.mT @ _only(w[-1], chunk.after)
-    return torch.stack(y), torch.stack(w), state
-
-
-def _seen(starts: Tensor | None, k: Tensor) -> _Seen:
-    """starts: (chunks, B, C), None for one document; k (chunks, B, H, C, K)."""
-    steps = k.new_ones(k.shape[-2], k.shape[-2], dtype=torch.bool).tril()
-    if starts is None:
-        return _Seen(steps, None, None, None)
+def _seen(starts: Tensor) -> _Seen:
     document = starts.cumsum(-1)[:, :, None, :, None]  # its number in the chunk
     last = document[..., -1:, :]
-    return _Seen(steps & (document == document.mT), document == 0, document == last, last == 0)
+    steps = (document == document.mT).tril()
+    return _Seen(steps, document == 0, document == last, last == 0)
 
 
-def _only(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x, and zeros where the mask is False, even in place of NaN."""
-    return x if mask is None else x.where(mask, 0)
-
-
-def _decays(g: Tensor | None, seen: _Seen, k: Tensor) -> tuple[Tensor, Tensor]:
+def _decays(g: Tensor, seen: _Seen) -> tuple[Tensor, Tensor]:
     """Return e_ij (chunks, B, H, C, C, 1 or K) and e_i0 (chunks, B, H, C, 1 or K), 0 if not seen.
 
     Sums of g over j < m ≤ i are no differences, which would cancel, and be NaN for g = −∞. They are
     masked before the exponential, whose derivative would be 0·NaN after it.
     """
-    if g is None:
-        g = k.new_zeros(*k.shape[:-1], 1)
-    C = k.shape[-2]
-    earlier = k.new_ones(C, C, dtype=torch.bool).tril(-1)
+    C = g.shape[-2]
+    earlier = torch.ones_like(seen.steps[0, 0, 0]).tril(-1)
     sums = g.unsqueeze(-2).expand(*g.shape[:-1], C, g.shape[-1])
     sums = sums.masked_fill(~earlier[..., None], 0).cumsum(-3)
     between = sums.masked_fill(~seen.steps[..., None], -torch.inf).exp()
-    sums = g.cumsum(-2)
-    if seen.before is not None:
-        sums = sums.masked_fill(~seen.before, -torch.inf)
-    return between, sums.exp()
+    return between, g.cumsum(-2).masked_fill(~seen.before, -torch.inf).exp()
 
 
 def _products(a: Tensor, b: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
@@ -222,7 +181,7 @@ def _kernels_take(args: Any) -> bool:
     return (
         args.v.device.type == "cuda"
         and same
-        and args.v.dtype in HALF  # its chunked kernels refuse float32
+        and args.v.dtype in STORED[1:]  # its chunked kernels refuse float32
         and args.document_starts is None
         and 0 not in (*args.v.shape, *args.q.shape)
         and args.q.shape[-1] <= MOST_KEY_FEATURES
@@ -266,17 +225,12 @@ def _by_kernels(args: Any, scale: float) -> tuple[Tensor, Tensor]:
         k, v, beta = (x.repeat_interleave(queries, 2) for x in (k, v, beta))
         g = None if g is None else g.repeat_interleave(queries, 2)
         state = None if state is None else state.repeat_interleave(queries, 1)
-    options = {"scale": scale, "initial_state": state, "output_final_state": True}
     if g is None:
-        from fla.ops.delta_rule import chunk_delta_rule
-
-        y, state = chunk_delta_rule(q, k, v, beta, **options)
+        from fla.ops.delta_rule import chunk_delta_rule as kernel
     elif g.ndim == 3:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-        y, state = chunk_gated_delta_rule(q, k, v, g, beta, **options)
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule as kernel
     else:
-        from fla.ops.kda import chunk_kda
-
-        y, state = chunk_kda(q, k, v, g, beta, **options)
+        from fla.ops.kda import chunk_kda as kernel
+    gates = (beta,) if g is None else (g, beta)
+    y, state = kernel(q, k, v, *gates, scale=scale, initial_state=state, output_final_state=True)
     return y[:, n - 1 :: n], state[:, ::queries]

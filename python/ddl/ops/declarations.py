@@ -15,26 +15,18 @@ from typing import Any
 class Operator:
     """An operator: `torch.ops.ddl.<name>(arguments) -> outputs`.
 
-    declared: the arguments' schemas, in order. names: their names.
-    tensors, optional, lists: names of those that are tensors, that may be None, that are lists of
-    tensors. Arguments: the type of a call's arguments by name. outputs: names, in order; None takes
-    the place of an absent one. call: calls it in Python, with positional arguments.
+    declared: the arguments' schemas, in order. kinds: their types by name. Arguments: the type of a
+    call's arguments by name. outputs: names, in order; None takes the place of an absent one.
+    on_cpus_alone: GPUs have no kernel. call: calls it in Python, with positional arguments.
     """
 
     call: Callable[..., Any]
+    on_cpus_alone = False
 
     def __init__(self, name: str, arguments: str, outputs: str) -> None:
         self.name, self.declared = name, arguments.split(", ")
-        pairs = [argument.split(" ") for argument in self.declared]
-        self.names = [argument for _, argument in pairs]
-        self.lists = [argument for kind, argument in pairs if kind.startswith("Tensor[]")]
-        self.tensors = [
-            argument
-            for kind, argument in pairs
-            if kind.startswith("Tensor") and argument not in self.lists
-        ]
-        self.optional = [argument for kind, argument in pairs if kind.endswith("?")]
-        self.outputs = outputs.split(" ")
+        self.kinds = {word: kind for kind, word in map(str.split, self.declared)}
+        self.names, self.outputs = list(self.kinds), outputs.split(" ")
         make: Any = namedtuple  # mypy knows only literal fields
         self.Arguments = make("Arguments", self.names)
 
@@ -53,7 +45,7 @@ class Forward(Operator):
     backward gets. left: all others.
 
     The overload `kernel` is the same without a derivative, refused where gradients are recorded:
-    calls.py records them around it.
+    autograd.py records them around it.
     """
 
     backward: Operator
@@ -69,20 +61,26 @@ class Forward(Operator):
         saved: str = "",
         left: str = "",
     ) -> None:
-        parts = [part for part in (inputs, passed, rest) if part]
-        outputs = list(dict.fromkeys(f"{results} {saved} {left}".split()))
-        super().__init__(name, ", ".join(parts), " ".join(outputs))
+        arguments = ", ".join(part for part in (inputs, passed, rest) if part)
+        outputs = " ".join(dict.fromkeys(f"{results} {saved} {left}".split()))
+        super().__init__(name, arguments, outputs)
         self.results, self.saved = results.split(), saved.split()
         self.inputs = [argument.split(" ")[1] for argument in inputs.split(", ")]
         self.passed = [argument.split(" ")[1] for argument in passed.split(", ") if argument]
         kind = "Tensor" if len(self.results) == 1 else "Tensor?"
-        arguments = [f"{kind} grad_{result}" for result in self.results]
-        arguments += [inputs, *([passed] if passed else []), *(f"Tensor? {s}" for s in self.saved)]
-        gradients = " ".join(f"grad_{name}" for name in self.inputs)
         # `wanted` has a bit for each gradient, in order. Those of parameters are computed only if
         # theirs is set.
         self.backward = Operator(
-            f"{name}_backward", ", ".join([*arguments, "int wanted"]), gradients
+            f"{name}_backward",
+            ", ".join(
+                [
+                    *(f"{kind} grad_{result}" for result in self.results),
+                    *self.declared[: len(self.inputs) + len(self.passed)],
+                    *(f"Tensor? {output}" for output in self.saved),
+                    "int wanted",
+                ]
+            ),
+            " ".join(f"grad_{name}" for name in self.inputs),
         )
 
 
@@ -161,4 +159,5 @@ overwriting_backward = Operator(
 
 FORWARDS = (rewrite, read, rewrite_read, expand, delta_rule)
 OPERATORS = (*(part for each in FORWARDS for part in (each, each.backward)), overwriting_backward)
-ON_CPUS_ALONE = (overwriting_backward, delta_rule, delta_rule.backward)
+for _operator in (delta_rule, delta_rule.backward, overwriting_backward):
+    _operator.on_cpus_alone = True

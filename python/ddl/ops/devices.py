@@ -16,14 +16,15 @@ _KNOWN: dict[torch.device, bool] = {}
 _lock = threading.Lock()
 
 
-def has_kernels(device: torch.device) -> bool:
+def has_kernels(device: torch.device, on_cpus_alone: bool = False) -> bool:
     """Return whether the operators have kernels for a device; if not, warn once.
 
-    Without kernels `ddl.functional` runs `ddl.reference`, which is plain PyTorch.
+    Without kernels plain PyTorch runs there. on_cpus_alone: for an operator without CUDA kernels,
+    of which nothing is said.
     """
     if device.type in WITH_KERNELS:
         return True
-    return _has_kernels(device)
+    return not on_cpus_alone and _has_kernels(device)
 
 
 @assume_constant_result

@@ -8,7 +8,6 @@ torch calls without Python; other devices have plain PyTorch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from ddl import _native
 from ddl.errors import IMPORTED_ONCE
 
 from . import plain, private
-from .calls import call_of, compiled_call
+from .autograd import call_of
 from .declarations import FORWARDS, OPERATORS, Forward, Operator
 from .outputs import fake
 from .refusals import refuse_transforms
@@ -44,20 +43,14 @@ def _define(operator: Operator, overload: str = "") -> Any:
     return getattr(getattr(torch.ops.ddl, operator.name), overload or "default")
 
 
-def _plain(name: str, kernel: Callable[..., Any]) -> None:
-    """Register a kernel for the devices that have none of their own."""
-    _library.impl(name, kernel, "CompositeExplicitAutograd")
-
-
 def _define_with_derivative(operator: Forward) -> None:
     overload, kernel = _define(operator), _define(operator, "kernel")
-    for name in (operator.name, f"{operator.name}.kernel"):
-        _plain(name, plain.forward(operator))
-    _plain(operator.backward.name, plain.backward(operator))
-    backward = operator.backward.call
-    recorded = call_of(operator, private.below_autograd(overload), backward)
-    _library.impl(operator.name, recorded, "Autograd")
-    operator.call = call_of(operator, kernel, backward, compiled_call(operator, overload))
+    # For devices without kernels; these have no `kernel` and no backward.
+    _library.impl(operator.name, plain.outputs_of(operator), "CompositeExplicitAutograd")
+    recorded = call_of(operator, private.below_autograd(overload))
+    _library.impl(operator.name, plain.or_plain(operator, recorded), "Autograd")
+    call = call_of(operator, kernel, plain.or_plain(operator, overload))
+    operator.call = plain.or_plain(operator, call) if operator.on_cpus_alone else call
 
 
 for _operator in OPERATORS:

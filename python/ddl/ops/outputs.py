@@ -13,31 +13,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import delta_rule, private
+from ddl._native import CHUNK_STEPS
+
+from . import private
 from .checks import gate_dtype
-from .declarations import FORWARDS, OPERATORS, Operator
+from .chunked import queries_of, steps_of
+from .declarations import FORWARDS, OPERATORS, Operator, overwriting_backward
 from .refusals import check
 
 Outputs = dict[str, Tensor | None]
 
 
 def _like(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return tensor.new_empty(tensor.shape)
 
 
 def _rewrite(args: Any) -> Outputs:
     return {"new_state": _like(args.state), "stats": _stats(args) if args.saves else None}
 
 
-def _stats(args: Any, *, read: bool = False) -> Tensor:
+def _stats(args: Any) -> Tensor | None:
     """Those of all rewrites, r and p of each and the products of each two directions; 1/rms."""
     *batch, _, m = args.state.shape
-    each = 0
+    each = int(getattr(args, "norm_eps", None) is not None)
     if hasattr(args, "direction"):
         n = 1 if args.direction.ndim < args.state.ndim else args.direction.shape[-2]
-        each = n * (1 + m) + n * (n - 1) // 2
-    numbers = math.prod(batch) * (each + int(read and args.norm_eps is not None))
-    return args.state.new_empty(numbers, dtype=gate_dtype(args.state))
+        each += n * (1 + m) + n * (n - 1) // 2
+    numbers = math.prod(batch) * each
+    return args.state.new_empty(numbers, dtype=gate_dtype(args.state)) if each else None
 
 
 def _read(args: Any) -> Outputs:
@@ -52,12 +55,12 @@ def _read(args: Any) -> Outputs:
     taps, pending = compress.shape[2] if over_time else 1, None
     if not args.saves and taps > 1 and _has_tokens(batch):
         pending = state.new_empty((*batch[:-1], taps - 1, d), dtype=real)
-    new, has_stats = state.new_empty, hasattr(args, "direction") or args.norm_eps is not None
+    new = state.new_empty
     return {
         "context": new((*batch, d), dtype=args.context_dtype),  # None means the state's dtype
         "new_value": None if args.value_weight is None else new((*batch, *n, m), dtype=real),
         "new_gate": None if args.gate_weight is None else new((*batch, *n), dtype=real),
-        "stats": _stats(args, read=True) if args.saves and has_stats else None,
+        "stats": _stats(args) if args.saves else None,
         "compressed": new((*batch, d)) if args.saves and over_time else None,
         "new_pending": pending,
     }
@@ -70,7 +73,7 @@ def _has_tokens(batch: Any) -> bool:
 
 
 def _rewrite_read(args: Any) -> Outputs:
-    return {"new_state": _like(args.state), **_read(args)}
+    return _rewrite(args) | _read(args)
 
 
 def _expand(args: Any) -> Outputs:
@@ -81,12 +84,28 @@ def _expand(args: Any) -> Outputs:
     return {"state": x.new_empty((*x.shape, args.value_channels)), "new_before": before}
 
 
+def _delta_rule(args: Any) -> Outputs:
+    q, v = args.q, args.v
+    (B, T, _, K), H, V = q.shape, args.beta.shape[-1], v.shape[-1]
+    real, chunks = gate_dtype(q), -(-T // max(1, CHUNK_STEPS // steps_of(args)))
+    errors = states = None
+    if args.saves:
+        errors = q.new_empty((*v.shape[:-2], H, V), dtype=real)
+        states = q.new_empty((B, H, chunks, K, V), dtype=real)
+    return {
+        "y": v.new_empty((B, T, H * queries_of(args), V)),
+        "final_state": q.new_empty((B, H, K, V), dtype=real),
+        "errors": errors,
+        "states": states,
+    }
+
+
 _FORWARDS: dict[str, Callable[[Any], Outputs]] = {
     "rewrite": _rewrite,
     "read": _read,
     "rewrite_read": _rewrite_read,
     "expand": _expand,
-    "delta_rule": delta_rule.outputs,
+    "delta_rule": _delta_rule,
 }
 
 
@@ -94,18 +113,15 @@ def _gradients(operator: Operator) -> Callable[[Any], Outputs]:
     """A backward's outputs: like the arguments that they are gradients of, if wanted."""
     names = [output.removeprefix("grad_") for output in operator.outputs]
     # Bit 0 is the state's gradient, which is no output of the backward that overwrites it.
-    first = int("grad_new_state" in operator.names and "grad_state" not in operator.outputs)
+    first = int(operator is overwriting_backward)
 
     def outputs(args: Any) -> Outputs:
-        there = [
-            name not in operator.optional or args.wanted >> bit & 1
-            for bit, name in enumerate(names, start=first)
-        ]
-        return {
-            f"grad_{name}": _like(tensor) if tensor is not None and wanted else None
-            for name, wanted in zip(names, there, strict=True)
-            for tensor in (getattr(args, name),)
-        }
+        results: Outputs = {}
+        for bit, name in enumerate(names, start=first):
+            tensor = getattr(args, name)
+            wanted = operator.kinds[name] == "Tensor" or args.wanted >> bit & 1
+            results[f"grad_{name}"] = _like(tensor) if tensor is not None and wanted else None
+        return results
 
     return outputs
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ddl import reference
-from ddl.results import ERASE
+from ddl.results import ERASE, ReadParameters
 
 from . import chunked
 from .checks import gate_dtype
@@ -24,114 +24,46 @@ from .refusals import check
 Call = Callable[..., Any]
 
 
-def forward(operator: Forward) -> Call:
-    """Return the kernel of an operator: all outputs, None for those that only backwards need."""
-    outputs = outputs_of(operator)
-
-    def kernel(*values: Any) -> Any:
-        has_kernels(values[0].device)  # warns
-        check(operator, values)
-        return outputs(*values)
-
-    return kernel
-
-
 def outputs_of(operator: Forward) -> Call:
-    """Return the same without checks, which autograd can differentiate."""
+    """Return the call of an operator in plain PyTorch, which autograd can differentiate: all
+    outputs, None for those that only backwards need."""
     compute = _PLAIN[operator.name]
 
     def outputs(*values: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            has_kernels(values[0].device, operator.on_cpus_alone)  # warns
+            check(operator, values)
         results = compute(operator.Arguments(*values))
         return tuple([results.get(name) for name in operator.outputs])
 
     return outputs
 
 
-def backward(operator: Forward) -> Call:
-    """Return the kernel of an operator's backward, which runs the forward again."""
+def or_plain(operator: Forward, call: Call) -> Call:
+    """Return the call, or plain PyTorch in place of it for a device without kernels."""
+    in_plain_torch = outputs_of(operator)
 
-    def kernel(*values: Any) -> Any:
-        args = dict(zip(operator.backward.names, values, strict=True))
-        grads = {result: args[f"grad_{result}"] for result in operator.results}
-        wanted = [args["wanted"] >> bit & 1 for bit in range(len(operator.inputs))]
-        if args.get("chain"):
-            with torch.no_grad():
-                args["state"] = _after_chain(args)
-        with torch.enable_grad():
-            leaves = {
-                name: args[name].detach().requires_grad_(bool(want))
-                for name, want in zip(operator.inputs, wanted, strict=True)
-                if args[name] is not None
-            }
-            arguments = operator.Arguments(
-                **{name: leaves.get(name, args.get(name)) for name in operator.names}
-            )
-            if "context_dtype" in operator.names and grads["context"] is not None:
-                arguments = arguments._replace(context_dtype=grads["context"].dtype)
-            results = _PLAIN[operator.name](arguments)
-        reached = {name: grad for name, grad in grads.items() if grad is not None}
-        needed = [name for name, leaf in leaves.items() if leaf.requires_grad]
-        outputs = {
-            name: output
-            for name, output in results.items()
-            if name in reached and output is not None and output.requires_grad
-        }
-        by_name: dict[str, Tensor | None] = {}
-        if outputs and needed:
-            gradients = torch.autograd.grad(
-                list(outputs.values()),
-                [leaves[name] for name in needed],
-                [reached[name] for name in outputs],
-                allow_unused=True,
-            )
-            by_name = dict(zip(needed, gradients, strict=True))
-        return tuple([by_name.get(name) for name in operator.inputs])
+    def choose(*values: Any) -> Any:
+        native = has_kernels(values[0].device, operator.on_cpus_alone)
+        return (call if native else in_plain_torch)(*values)
 
-    return kernel
-
-
-def replaces_kernels(tensor: Any) -> bool:
-    """Whether a tensor is on a CUDA device on which the native kernels cannot run."""
-    return isinstance(tensor, Tensor) and tensor.is_cuda and not has_kernels(tensor.device)
-
-
-def _after_chain(args: dict[str, Any]) -> Tensor:
-    """The state to which the rewrites of a chain lead."""
-    state: Tensor = args["state"]
-    for direction, value, gate, _ in zip(*[iter(args["chain"])] * 4, strict=True):
-        state = reference.rewrite(
-            state, direction, value, gate, eps_k=args["eps_k"], erase=ERASE[args["erase"]]
-        )
-    return state
-
-
-_READ = (
-    *("compress", "norm_weight", "norm_eps", "gate_weight", "gate_bias"),
-    *("value_weight", "value_bias", "value_scale", "context_dtype", "document_starts"),
-)
+    return choose
 
 
 def _rewrite(args: Any) -> dict[str, Tensor | None]:
-    state = reference.rewrite(
-        args.state,
-        args.direction,
-        args.value,
-        args.gate,
-        eps_k=args.eps_k,
-        erase=ERASE[args.erase],
-    )
-    return {"new_state": state}
+    operands = args.state, args.direction, args.value, args.gate
+    return {"new_state": reference.rewrite(*operands, eps_k=args.eps_k, erase=ERASE[args.erase])}
 
 
 def _read_of(args: Any, state: Tensor, **changes: Any) -> dict[str, Tensor | None]:
-    parameters = {name: getattr(args, name) for name in _READ} | changes
-    value_from = "compressed" if args.value_from_compressed else "context"
-    result = reference.read(state, **parameters, value_from=value_from)
+    parameters = ReadParameters._make([getattr(args, name) for name in ReadParameters._fields])
+    given = {**parameters.keywords(), "document_starts": args.document_starts, **changes}
+    result = reference.read(state, **given)
     return {"context": result.context, "new_value": result.value, "new_gate": result.gate}
 
 
-def _read(args: Any, new_state: Tensor | None = None) -> dict[str, Tensor | None]:
-    state, compress = args.state if new_state is None else new_state, args.compress
+def _read(args: Any) -> dict[str, Tensor | None]:
+    state, compress = args.state, args.compress
     taps = compress.shape[2] if compress is not None and compress.ndim == 3 else 1
     if args.saves or taps == 1 or state.shape[-3] == 0:
         return _read_of(args, state)
@@ -157,8 +89,8 @@ def _read(args: Any, new_state: Tensor | None = None) -> dict[str, Tensor | None
 
 
 def _rewrite_read(args: Any) -> dict[str, Tensor | None]:
-    new_state = _rewrite(args)["new_state"]
-    return {"new_state": new_state, **_read(args, new_state)}
+    rewritten = _rewrite(args)
+    return rewritten | _read(args._replace(state=rewritten["new_state"]))
 
 
 def _expand(args: Any) -> dict[str, Tensor | None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,20 +35,6 @@ def is_traced_for_compile(tensor: Tensor) -> bool:
     module = sys.modules.get("torch._subclasses.functional_tensor")
     functional_tensor = getattr(module, "FunctionalTensor", None)
     return functional_tensor is not None and isinstance(tensor, functional_tensor)
-
-
-def waited(tensor: Tensor) -> Tensor:
-    """The result of a collective without the wrapper in which torch may return it.
-
-    The dispatcher looks for such wrappers among arguments, but not in an optional list. Without the
-    class: the tensor, and a chain of rewrites that has one is refused.
-    """
-    module = sys.modules.get("torch.distributed._functional_collectives")
-    wrapper = getattr(module, "AsyncCollectiveTensor", None)
-    if wrapper is None or not isinstance(tensor, wrapper):
-        return tensor
-    result: Tensor = tensor.trigger_wait()
-    return result
 
 
 def allow_inductor_fallback(*names: str) -> None:
@@ -79,39 +65,19 @@ def uncompiled(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
-class FakeTensorTools(NamedTuple):
-    """Names with which a module runs on tensors without memory (ddl.cuda.warmup)."""
+def fake_tensor_tools() -> tuple[Any, Any, Any]:
+    """Return FakeTensorMode, TorchDispatchMode and the module of nested tuples and dictionaries.
 
-    fake_mode: Any
-    dispatch_mode: Any
-    tree_leaves: Callable[..., list[Any]]
-    tree_map_only: Callable[..., Any]
-
-
-def fake_tensor_tools() -> FakeTensorTools:
-    """Return the tools. torch documents them, under private names; without them it raises."""
+    With them a module runs on tensors without memory (ddl.cuda.warmup). torch documents them, under
+    private names; without them it raises.
+    """
     try:
         from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.utils import _pytree
         from torch.utils._python_dispatch import TorchDispatchMode
-        from torch.utils._pytree import tree_leaves, tree_map_only
     except ImportError as error:
         raise RuntimeError(
             f"`ddl.cuda.warmup` needs torch's fake tensors, got a torch without ({error}): "
             "run one step instead, which compiles the kernels that it launches"
         ) from None
-    return FakeTensorTools(FakeTensorMode, TorchDispatchMode, tree_leaves, tree_map_only)
-
-
-def register_tensors_of(
-    kind: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]
-) -> None:
-    """Let torch find the tensors within objects of a dataclass; FSDP2 runs its hooks on them.
-
-    From torch 2.15 on FSDP2 finds them in every dataclass by itself. With an older torch without
-    this registry it fails on layers between which such objects pass.
-    """
-    try:
-        from torch.utils._pytree import register_pytree_node
-    except ImportError:
-        return
-    register_pytree_node(kind, flatten, unflatten)
+    return FakeTensorMode, TorchDispatchMode, _pytree

@@ -7,7 +7,7 @@ type that belongs to it is found here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from ddl import _native
 
 from .checks import check_is_dense
-from .declarations import Forward, Operator
+from .declarations import Operator
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -28,29 +28,31 @@ def check(operator: Operator, values: Sequence[Any]) -> None:
     ValueError for a shape, device or number, TypeError for a dtype or layout. Symbolic sizes are
     not checked: native code would fix their values.
     """
-    for name, value in zip(operator.names, values, strict=True):
-        if name in operator.tensors and (value is not None or name not in operator.optional):
+    for (name, kind), value in zip(operator.kinds.items(), values, strict=True):
+        if kind == "Tensor" or (kind == "Tensor?" and value is not None):
             check_is_dense(name, value)
-    if not any(map(_is_symbolic, values)):
-        _native.check(operator.name, [_described(value) for value in values])
+    if not _is_symbolic(values):
+        _native.check(operator.name, described(values, lambda tensor: str(tensor.device)))
 
 
 def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        value = value.shape
     if isinstance(value, (list, tuple)):
         return any(map(_is_symbolic, value))
-    if isinstance(value, Tensor):
-        return any(isinstance(size, SYMBOLIC) for size in value.shape)
     return isinstance(value, SYMBOLIC)
 
 
-def _described(value: Any) -> Any:
+def described(value: Any, place: Callable[[Tensor], Any]) -> Any:
+    """Describe arguments to native code: a tensor by its shape, dtype and place, a dtype by its
+    name; others are passed on."""
+    if isinstance(value, (list, tuple)):
+        return [described(each, place) for each in value]
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    if isinstance(value, (list, tuple)):
-        return [_described(tensor) for tensor in value]
     if not isinstance(value, Tensor):
         return value
-    return list(value.shape), str(value.dtype).removeprefix("torch."), str(value.device)
+    return list(value.shape), described(value.dtype, place), place(value)
 
 
 def raise_refusal(operator: Operator, values: tuple[Any, ...], error: Exception) -> NoReturn:
@@ -59,28 +61,19 @@ def raise_refusal(operator: Operator, values: tuple[Any, ...], error: Exception)
     That is what native code refused the call by, torch's own exception if it is out of memory, what
     the check of the arguments says, or `error` itself.
     """
-    if isinstance(error, RuntimeError):
-        _refuse_transforms(operator, values, error)
-    refusal = _native.take_refusal(str(error))
-    if refusal is None:
-        if isinstance(operator, Forward):
-            check(operator, values)
-        raise error
-    exception, memory = refusal
-    if isinstance(exception, (TypeError, ValueError)):
-        check(operator, values)  # it knows the names of torch's dtypes and devices
-    if memory is not None:
-        size, device = memory
-        torch.empty(min(size, 2**63 - 1), dtype=torch.uint8, device=device)  # raises torch's own
-    raise exception from None
-
-
-def _refuse_transforms(operator: Operator, values: Sequence[Any], error: RuntimeError) -> None:
-    """Raise NotImplementedError if torch's exception is about a transform of an operator."""
     if "functorch transforms" in str(error):
         refuse_transforms()
     if isinstance(error, NotImplementedError):
         refuse_tangents(operator, values)
+    refusal = _native.take_refusal(str(error))
+    check(operator, values)  # it knows the names of torch's dtypes and devices
+    if refusal is None:
+        raise error
+    exception, memory = refusal
+    if memory is not None:
+        size, device = memory
+        torch.empty(min(size, 2**63 - 1), dtype=torch.uint8, device=device)  # raises torch's own
+    raise exception from None
 
 
 def refuse_transforms(*_: Any, **__: Any) -> NoReturn:

@@ -96,7 +96,8 @@ def to_ours(
         if branch_scale != 1:
             raise InputError.sentence(
                 "`residual_branch_mult` in config.json must be left out of an additive model here, "
-                "where the parameterization alone scales additions"
+                "where the parameterization alone scales additions",
+                ("residual_branch_mult",),
             )
         return fields, assumed
     # By which the models here multiply what follows.
@@ -126,7 +127,7 @@ def _scaling(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     if str(spelled).lower() not in SCALED:
         known = ", ".join(SPELLED.values())
         must = f"`parameterization` in config.json must be null, standard, {known} or spectralP"
-        raise InputError.sentence(f"{must}, got {_json(spelled)}")
+        raise InputError.sentence(f"{must}, got {_json(spelled)}", ("parameterization",))
     kind = SCALED[str(spelled).lower()] or ("mup" if config.get("mup") else None)
     if kind is None:
         return {}

@@ -52,7 +52,8 @@ def test_defaults_and_types_are_the_tables(
         option = table[names.get(name, name)]
         assert repr(parameters[name].default) == repr(option.default), name
         if typing.get_origin(option.allowed) is Literal:
-            assert types[name] == option.allowed, name
+            optional = option.default is None
+            assert types[name] == (option.allowed | None if optional else option.allowed), name
 
 
 def test_every_option_of_the_table_is_somebodys() -> None:

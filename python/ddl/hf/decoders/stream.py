@@ -24,7 +24,6 @@ from ddl.nn.padding import without_padding
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
 from ddl.nn.trunk import boundary
-from ddl.ops.private import register_tensors_of
 from ddl.results import Chain, Write
 
 from .structure import ADD, device_of
@@ -246,21 +245,9 @@ def _unless_cast(tensor: Tensor, before: Tensor) -> Tensor:
     return tensor if tensor.dtype == before.dtype else before
 
 
-def _flatten(stream: Stream) -> tuple[list[Any], Any]:
-    write = stream.write
-    tensors = [stream.state, *(() if write is None else write[:3])]
-    return tensors, (stream.within, None if write is None else write[3:], stream.chain)
-
-
-def _unflatten(tensors: Any, context: Any) -> Stream:
-    state, *written = tensors
-    within, rest, chain = context
-    return Stream(state, within, None if rest is None else Write(*written, *rest), chain)
-
-
 # FSDP2 looks for the tensors among what a layer gets and returns, to run its hooks in the backward.
-# torch 2.15 finds them because Stream is a dataclass, older versions because it is registered here.
-register_tensors_of(Stream, _flatten, _unflatten)
+# torch 2.15 finds them because Stream is a dataclass, older versions because it is registered.
+torch.export.register_dataclass(Stream)
 
 
 class StreamNorm(Rebuilt):

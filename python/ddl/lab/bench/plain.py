@@ -75,7 +75,7 @@ def read(
 ) -> ReadResult:
     """X (B, T, d, m) → h (B, T, d), v (B, T, m), β (B, T); gate and value both, or neither."""
     if value_from != "context":
-        raise ValueError(f"`value_from` must be context, got {value_from}")
+        raise ValueError(f"values come from the context alone, got {value_from}")
     x = state.squeeze(-1) if compress is None else _compress(state, compress, style)
     h = F.rms_norm(x, x.shape[-1:], norm_weight, norm_eps)
     context = h.to(context_dtype or h.dtype)

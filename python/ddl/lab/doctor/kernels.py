@@ -22,10 +22,11 @@ def operators(report: Report) -> Facts:
     import torch
 
     import ddl.ops  # noqa: F401  (registers them)
-    from ddl.ops.declarations import ON_CPUS_ALONE, OPERATORS
+    from ddl.ops.declarations import OPERATORS
 
+    on_gpus = sum(not operator.on_cpus_alone for operator in OPERATORS)
     facts: Facts = {
-        "registered": f"{len(OPERATORS)} for CPU, {len(OPERATORS) - len(ON_CPUS_ALONE)} for CUDA",
+        "registered": f"{len(OPERATORS)} for CPU, {on_gpus} for CUDA",
         "cpu": "native",
     }
     gpus = gpu_kernels(torch)

@@ -64,7 +64,7 @@ class DDLDecoderConfig(PreTrainedConfig):
             base["model_type"],
             type(model).made_of[1].__name__,
             model.structure._asdict(),
-            {name: model.options[name] for name in sorted(model.options)},
+            dict(model.options),
             dtype=model.config.dtype,
             distributed_config=getattr(model.config, "distributed_config", None),  # not stored
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -169,20 +169,3 @@ def _layers_of(decoder: nn.Module, model: Any) -> tuple[str, nn.ModuleList]:
         got = f"{len(lists)} in {type(decoder).__name__}"
         raise TypeError(f"`model` must have one list of its {count} layers, got {got}")
     return lists[0]
-
-
-def device_of(args: Any, kwargs: Any) -> torch.device:
-    """The device among the arguments of `to`; TypeError if there are others that matter."""
-    given = {"device": args[0] if args else None, **kwargs}
-    if len(args) > 1 or given.keys() - {"device", "non_blocking"}:
-        raise TypeError("uses its input otherwise (`to` with more than a device)")
-    if not isinstance(given["device"], torch.device | str | int):
-        raise TypeError("uses its input otherwise (`to` without a device)")
-    return torch.device(given["device"])
-
-
-def exchanged(args: Any, kwargs: Any, make: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """The arguments of a layer with `make(x)` in place of x, its first or `hidden_states`."""
-    if args:
-        return (make(args[0]), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": make(kwargs["hidden_states"])}

@@ -83,7 +83,7 @@ class Entry:
         """Open the hidden states that the first layer gets."""
         given = {**dict(zip(self.layer_arguments, args, strict=False)), **kwargs}
         tokens = given.pop(TOKENS) if self.looks_back else Tokens(None, None)
-        x = given.pop("hidden_states")
+        x = given.pop(self.layer_arguments[0])
         return (self._opened(x, tokens, cache_in(given)) if layer is self.first else x,), given
 
     def returned(self, decoder: nn.Module, args: Any, output: Any) -> Any:

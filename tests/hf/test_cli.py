@@ -87,7 +87,7 @@ def test_byte_pairs(
     )
     sentence = (
         f"`RUN` must have a tokenizer, got {out} without tokenizer.json: save the tokenizer of the"
-        " model's training there, by its method `save_pretrained`"
+        " model's training there, by `tokenizer.save_pretrained`"
     )
     refused(capsys, sentence, "sample", str(out), "--device", "cpu")
 

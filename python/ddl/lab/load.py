@@ -179,7 +179,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
 def no_tokenizer(path: Path, argument: str) -> InputError:
     """The error about a model without a tokenizer."""
     got = f"{path} without tokenizer.json: save the tokenizer of the model's training there"
-    return InputError(argument, "have a tokenizer", f"{got}, by its method `save_pretrained`")
+    return InputError(argument, "have a tokenizer", f"{got}, by `tokenizer.save_pretrained`")
 
 
 def complete(

@@ -117,7 +117,7 @@ def test_half_a_model(hf_directory: Path, tmp_path: Path) -> None:
     shutil.copytree(hf_directory, tmp_path / "b")
     sentence = re.escape(
         f"`model` must have a tokenizer, got {tmp_path / 'b'} without tokenizer.json: save the "
-        "tokenizer of the model's training there, by its method `save_pretrained`"
+        "tokenizer of the model's training there, by `tokenizer.save_pretrained`"
     )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "b" / name).unlink()

@@ -85,7 +85,10 @@ def test_byte_pairs(
             " install tiktoken",
         ],
     )
-    sentence = f"`RUN` must have a tokenizer, got {out} without tokenizer.json"
+    sentence = (
+        f"`RUN` must have a tokenizer, got {out} without tokenizer.json: save the tokenizer of the"
+        " model's training there, by `tokenizer.save_pretrained`"
+    )
     refused(capsys, sentence, "sample", str(out), "--device", "cpu")
 
     whole = tmp_path / "whole"

@@ -1,9 +1,16 @@
-"""docs/nanogpt.md is true: its Python runs, and the lines that its diffs add work."""
+"""docs/nanogpt.md is true: its Python and its commands run, and the lines that its diffs add."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
+import string
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +18,12 @@ import torch
 from torch import nn
 
 from ddl import DeltaResidual
+from ddl.lab import cli
 from ddl.nanogpt import convert
 from tests.support import ROOT, nanogpt_standin
+from tests.support.eval_cases import datasets_in
 from tests.support.nanogpt_cases import added, groups, make, same, step, tokens
+from tests.support.nanogpt_folder import run_script, write_folder
 from tests.support.nanogpt_standin import GPT, GPTConfig
 
 PAGE = ROOT / "docs" / "nanogpt.md"
@@ -135,6 +145,58 @@ def test_by_hand_learns(by_hand: type[GPT]) -> None:
 def test_by_hand_is_not_converted(by_hand: type[GPT]) -> None:
     with pytest.raises(TypeError, match=r"ln_1, attn, ln_2, mlp and nothing else, got `res_attn`$"):
         convert(by_hand(GPTConfig()))
+
+
+# --- from a checkpoint to scores ------------------------------------------------------------------
+
+FIRST_PAGE = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+SHAKESPEARE = set(string.ascii_letters + "\n !$&',-.3:;?")  # shakespeare_char's 65 characters
+
+
+def test_the_commands_from_a_checkpoint_to_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In nanoGPT's folder, after a training with the first lines of the page."""
+    pytest.importorskip("lm_eval")
+    folder = write_folder(tmp_path / "nanogpt", PYTHON[0])
+    run_script(folder, "train.py", "--max_iters=3", "--block_size=64")
+    monkeypatch.chdir(folder)
+    (folder / "FILE").write_text("the cat sat on the mat.\n" * 20, encoding="utf-8")
+    task = FIRST_PAGE[FIRST_PAGE.index("mkdir -p my_tasks") : FIRST_PAGE.index("ddl eval")]
+    assert set("".join(re.findall(r'": "(.*?)"', task))) <= SHAKESPEARE
+    subprocess.run(["bash", "-ec", task], check=True)
+    scores, ran = [], []
+    with datasets_in(tmp_path / "datasets"):
+        for language, text in BLOCKS:
+            for line in text.splitlines() if language == "bash" else ():
+                program, *arguments = shlex.split(line, comments=True)
+                ran.append([program, *arguments][: 2 if program == "ddl" else 1])
+                if program == "ddl":
+                    more = {"inspect": ["--tokens", "64"], "sample": ["--tokens", "4"]}
+                    assert cli.main([*arguments, *more.get(arguments[0], [])]) == 0, line
+                else:
+                    scores.append(lm_eval_of(arguments, folder / "scores.json"))
+    assert ran == [
+        *(["ddl", name] for name in ("import", "sample", "inspect", "eval")), ["lm_eval"]
+    ]  # fmt: skip
+    (record,) = folder.glob("shakespeare/eval-*.json")
+    (theirs,), ours = scores, json.loads(record.read_text())["runs"][0]["results"]["words"]
+    assert theirs["acc,none"] == ours["acc,none"]
+    assert "|words" in capsys.readouterr().out
+
+
+def lm_eval_of(arguments: list[str], out: Path) -> dict[str, Any]:
+    """The scores by lm-eval's own command, in a process that has not imported ddl."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "lm_eval", *arguments, "--output_path", str(out), "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_HOME": str(out.parent / "home"), "HF_HUB_OFFLINE": "1"},
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    (written,) = out.parent.glob("scores*.json")
+    scores: dict[str, Any] = json.loads(written.read_text())["results"]["words"]
+    return scores
 
 
 # --- the rest of the page -------------------------------------------------------------------------

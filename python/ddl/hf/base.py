@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -15,7 +14,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple
 
-from ddl.hf import remote
 from ddl.models.gpt import EMBEDDING_STD
 from ddl.models.sublayers import Rotary
 from ddl.models.tokens import check_vocabulary
@@ -65,12 +63,6 @@ class OurBase(PreTrainedModel):
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
         """Do nothing: checkpoints refer to the installed module instead of containing a copy."""
-
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as the base class does, and the modelling file if the config's auto_map names it."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        if getattr(self.config, "auto_map", None) == remote.auto_map(self.config):
-            remote.write(Path(save_directory))
 
 
 class OurDecoder(OurBase):

@@ -77,10 +77,6 @@ class DDLLayer(RowsLayer):
         """Number of sequences; −1 while the cache is empty."""
         return -1 if self.held.batch_size is None else self.held.batch_size
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        if self.held.device is not None:
-            self.held.select(beam_idx.to(self.held.device))
-
     def get_seq_length(self) -> int:
         return self.held.length
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, ClassVar
 
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig
 
 from ddl.errors import NEWER, InputError
 from ddl.models import NanoGPTConfig
@@ -14,6 +14,8 @@ from ddl.models.config import GPTConfig
 from ddl.nanogpt import named_as_today
 from ddl.options import near, without_removed
 from ddl.paths import MODEL_TYPE, NANOGPT_MODEL_TYPE
+
+from .remote import OurConfig
 
 # Fields that some version of transformers or its quantizers accepts or stores, although
 # PreTrainedConfig has no attribute for them.
@@ -24,7 +26,7 @@ FOREIGN = frozenset(vars(GenerationConfig())) | {
 }  # fmt: skip
 
 
-class DDLConfig(PreTrainedConfig):
+class DDLConfig(OurConfig):
     """Configuration of a model: every field of `ddl.lab.config.GPTConfig` under its own name.
 
     transformers' names num_hidden_layers, num_attention_heads and max_position_embeddings work,
@@ -36,8 +38,6 @@ class DDLConfig(PreTrainedConfig):
     """
 
     model_type = MODEL_TYPE
-    # trl reads it of every model whose class is not in transformers.
-    auto_map: ClassVar[dict[str, str]] = {}
     attribute_map: ClassVar[dict[str, str]] = {
         "num_hidden_layers": "num_layers",
         "num_attention_heads": "num_heads",
@@ -89,10 +89,6 @@ class DDLConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Do as the base class, which calls this to read a config.json."""
         return super().from_dict(without_removed(config_dict), **kwargs)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Do nothing: checkpoints refer to the installed module instead of containing a copy."""
 
     @classmethod
     def from_gpt(cls, config: Any) -> Any:

@@ -83,7 +83,7 @@ def load(
     require_kind(path, PathKind.DDL, argument="path")
     try:
         auto: Any = AutoModelForCausalLM
-        with _quiet(), without_advice_on_pickles():
+        with quiet(), without_advice_on_pickles():
             model, keys = auto.from_pretrained(
                 path,
                 dtype=dtype,
@@ -131,13 +131,13 @@ def save_with_tokenizer(
         fast = None if tokenizer is None else to_fast(tokenizer, model.config)
     except InputError as error:
         report.append(f"without a tokenizer: {error}")
-    with _quiet():
+    with quiet():
         _write(model, tokenizer, fast, out, argument, remote_code=True)
     return [written(out), *report]
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence transformers' progress bars and reports: our message replaces them."""
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

@@ -72,9 +72,7 @@ class DDLNanoGPTForCausalLM(OurModel, NanoGPTBase):
     decoder_class = DDLNanoGPTModel
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012
 
-    def logits_of_state(self, state: Tensor) -> Tensor:
-        """Map a state X (B, T, d, m) of a converted model's stream to logits (B, T, V)."""
-        return logits_of_state(self, state)
+    logits_of_state = logits_of_state
 
     # --- generation -------------------------------------------------------------------------------
 

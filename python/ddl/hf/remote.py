@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
 
 from ddl.files import write_text
+from ddl.paths import DECODER_MODEL_TYPE
 
 MODULE = "modeling_ddl"
 # The import is inside `try`, because transformers would otherwise require a package called ddl.
@@ -24,13 +27,30 @@ except ModuleNotFoundError as error:
 '''
 
 
-def auto_map(config: Any) -> dict[str, str]:
-    """Return the `auto_map` of a config of ours."""
-    name = type(config).__name__
+class OurConfig(PreTrainedConfig):
+    """Base of our configurations.
+
+    auto_map: as `auto_map` returns it, or {}: trl reads it of every model whose class is not in
+    transformers.
+    """
+
+    auto_map: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Do nothing: checkpoints refer to the installed module instead of containing a copy."""
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as the base class does, and the modelling file if `auto_map` names it."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if self.auto_map == auto_map(self):
+            write_text(Path(save_directory) / f"{MODULE}.py", TEXT)
+
+
+def auto_map(config: PreTrainedConfig) -> dict[str, str]:
+    """Return the `auto_map` of a config. A converted decoder has no class without a head."""
+    name = type(config).__name__.removesuffix("Config")
     kinds = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
-    return {auto: f"{MODULE}.{name.removesuffix('Config')}{kind}" for auto, kind in kinds.items()}
-
-
-def write(directory: Path) -> None:
-    """Write the modelling file that `auto_map` refers to into a directory."""
-    write_text(directory / f"{MODULE}.py", TEXT)
+    if config.model_type == DECODER_MODEL_TYPE:
+        del kinds["AutoModel"]
+    return {auto: f"{MODULE}.{name}{kind}" for auto, kind in kinds.items()}

@@ -115,6 +115,7 @@ class Cache:
         """
         if self.batch_size is None:
             return
+        rows = rows.to(self.device)
         if self.static is not None and self.batch_size != len(rows):
             expected = f"{self.batch_size} rows, as many as the static cache has"
             raise ValueError(f"`rows` must be {expected}, got {len(rows)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -83,11 +83,14 @@ def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
 
     Raises TypeError if `kind` is no class of modules, ValueError if it is already converted.
     """
-    return converted_class(kind, _ConvertedWhenMade, "nanochat", disable, options)
+    return converted_class(kind, Converted, "nanochat", disable, options)
 
 
 class Converted(WithOptions):
     """Mixin that `convert` and `converted` put before the class of a model."""
+
+    def _convert(self, **options: Any) -> None:
+        _rewrite_blocks(self, **options)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -120,16 +123,6 @@ class Converted(WithOptions):
             for block, known in zip(blocks, modules, strict=True):
                 block._modules.clear()
                 block._modules.update(known)  # in their order
-
-
-class _ConvertedWhenMade(Converted):
-    """Mixin that converts a model at the end of its class's `__init__`."""
-
-    options: ClassVar[dict[str, Any]]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        _rewrite_blocks(self, **self.options)
 
 
 def _rewrite_blocks(model: Any, *, disable: bool = False, **options: Any) -> bool:

@@ -12,8 +12,8 @@ read is fused with it.
 from __future__ import annotations
 
 from .block import DeferredRewrite, DeltaBlock
-from .mixin import logits_of_state, named_as_today, options_in
-from .model import convert, converted
+from .mixin import named_as_today, options_in
+from .model import convert, converted, logits_of_state
 
 __all__ = [
     "DeferredRewrite",

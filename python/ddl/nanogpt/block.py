@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ddl import functional
 from ddl.nn.checks import require_exact_type
+from ddl.nn.convolution import Slot
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
 from ddl.nn.stream import DeltaStream
@@ -79,7 +80,8 @@ class DeltaBlock(nn.Module):
             residual = require_exact_type(
                 f"res_{name}", getattr(self, f"res_{name}"), DeltaResidual
             )
-            state, raw, chain = self._read(f"read_{name}", state, write, chain)
+            read = require_exact_type(f"read_{name}", getattr(self, f"read_{name}"), Read)
+            state, raw, chain = read_raw(state, write, read, chain=chain)
             h = norm(raw)
             value, gate = residual.value_and_gate(h, raw)
             written = getattr(self, name)(h)
@@ -89,7 +91,8 @@ class DeltaBlock(nn.Module):
             write = residual.hooked(state, write)
         if self.readout is None:
             return DeferredRewrite(state, write, chain, share)
-        return self._read("readout", state, write, chain)[1]
+        readout = require_exact_type("readout", self.readout, Read)
+        return read_raw(state, write, readout, chain=chain)[1]
 
     def _opened(self, x: Tensor) -> tuple[Tensor, None, Chain | None, Tensor | None]:
         """The first state of embeddings (B, T, d), as the parts of a DeferredRewrite."""
@@ -101,13 +104,19 @@ class DeltaBlock(nn.Module):
             return state, None, None, self.anneal.share(gate_dtype(state))
         return state, None, first_chain(state, self.anchor_every, self.sublayers), None
 
-    def _read(
-        self, name: str, state: Tensor, write: Write | None, chain: Chain | None
-    ) -> tuple[Tensor, Tensor, Chain | None]:
-        """Rewrite a state, if there is a write, and read it: X, x (B, T, d), and the chain to X."""
-        read = require_exact_type(name, getattr(self, name), Read)
-        if read.compress == "identity":  # X is its own read, which the operator would store twice
-            state = state if write is None else functional.write_to(state, write)
-            return state, state.squeeze(-1), None
-        result, chain = boundary(state, write, read.raw(state), chain=chain)
-        return result.state, result.context, chain
+
+def read_raw(
+    state: Tensor,
+    write: Write | None,
+    read: Read,
+    starts: Tensor | None = None,
+    *,
+    chain: Chain | None = None,
+    slot: Slot | None = None,
+) -> tuple[Tensor, Tensor, Chain | None]:
+    """Rewrite a state, if there is a write, and read it: X, raw x (B, T, d), and the chain to X."""
+    if read.compress == "identity":  # X is its own read, which the operator would store twice
+        state = state if write is None else functional.write_to(state, write)
+        return state, state.squeeze(-1), None
+    result, chain = boundary(state, write, read.raw(state), starts, chain=chain, slot=slot)
+    return result.state, result.context, chain

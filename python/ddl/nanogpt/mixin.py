@@ -1,4 +1,4 @@
-"""The methods that a converted model's class has besides nanoGPT's."""
+"""Converted models of any kind: their classes, options and state dicts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from ddl.nn import DeltaResidual, Expand, Read
 from ddl.nn.checks import report_other_options
@@ -37,32 +37,39 @@ class Rebuilt:
         return _blank, kind.made_of, self.__dict__  # type: ignore[attr-defined]
 
 
-def derived(kind: Any, mixin: type, name: str = "", options: tuple[Any, ...] = ()) -> Any:
-    """The subclass of a class with a mixin before it; name: of the subclass, if it has another.
+def derived(kind: Any, mixin: type, name: str = "", **attributes: Any) -> Any:
+    """The subclass of a class with a mixin before it; the same one for the same arguments.
 
-    options: its `options`, as sorted pairs.
+    name: of the subclass, if it has another. attributes: what it has besides, hashable.
     """
-    return _derived(kind, mixin, name or kind.__name__, options)
+    return _derived(kind, mixin, name or kind.__name__, tuple(attributes.items()))
 
 
 @cache  # so that a copy is of the same class
-def _derived(kind: Any, mixin: type, name: str, options: tuple[Any, ...]) -> Any:
-    contents = {
-        "__doc__": kind.__doc__,
-        "__module__": kind.__module__,
-        "made_of": (_derived, kind, mixin, name, options),
-    }
-    contents |= {"options": dict(options)} if options else {}
-    return type(name, (mixin, kind), contents)
+def _derived(kind: Any, mixin: type, name: str, attributes: tuple[Any, ...]) -> Any:
+    made_of = (_derived, kind, mixin, name, attributes)
+    contents = {"__doc__": kind.__doc__, "__module__": kind.__module__, "made_of": made_of}
+    return type(name, (mixin, kind), contents | dict(attributes))
 
 
 class WithOptions(Rebuilt, nn.Module):
     """A converted model of any kind: its new parameters, and the options of its conversion.
 
-    delta_args: the options, those left at their defaults included.
+    options: of a class whose models are converted when they are made, as sorted pairs; () if
+    `convert` converted the model. delta_args: the options, those left at their defaults included.
     """
 
+    options: ClassVar[tuple[tuple[str, Any], ...]] = ()
     delta_args: Mapping[str, Any] = MappingProxyType({})  # empty before the conversion
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.options:
+            self._convert(**dict(self.options))
+
+    def _convert(self, **options: Any) -> None:
+        """Add the stream to a model that has just been made."""
+        raise NotImplementedError
 
     def __setstate__(self, state: Any) -> None:
         """Fill a copy, or a model that was pickled, whose steps count as the original's."""
@@ -106,32 +113,6 @@ class WithOptions(Rebuilt, nn.Module):
         report_other_options(named_as_today(saved), ours, args[-1])
 
 
-class Converted(WithOptions):
-    """Mixin that `convert` and `converted` put before the class of a model."""
-
-    def configure_optimizers(self, *args: Any, **kwargs: Any) -> Any:
-        """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay."""
-        new = {p: None for p in never_decayed(self) if p.requires_grad}
-        for parameter in new:
-            parameter.requires_grad_(False)  # nanoGPT's method skips parameters without gradient
-        try:
-            optimizer = super().configure_optimizers(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            for parameter in new:
-                parameter.requires_grad_(True)
-        for group in optimizer.param_groups:  # a method of one's own may not skip them
-            group["params"] = [p for p in group["params"] if p not in new]
-        optimizer.add_param_group({"params": list(new), "weight_decay": 0.0})
-        return optimizer
-
-    def logits_of_state(self, state: Tensor) -> Tensor:
-        """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last block.
-
-        For one value channel the state is (B, T, d, 1).
-        """
-        return logits_of_state(self, state)
-
-
 def options_in(metadata: Any) -> dict[str, Any] | None:
     """The options of the conversion in a state dict's `_metadata`, also of a compiled model."""
     for name in ("", COMPILED):
@@ -145,15 +126,6 @@ def options_in(metadata: Any) -> dict[str, Any] | None:
 def named_as_today(options: Mapping[str, Any]) -> dict[str, Any]:
     """The stored options of a conversion under today's names; raises as `without_removed`."""
     return without_removed({RENAMED.get(name, name): value for name, value in options.items()})
-
-
-def logits_of_state(model: Any, state: Tensor) -> Tensor:
-    """Do as `Converted.logits_of_state`, for any model with `transformer` and `lm_head`."""
-    transformer = model.transformer
-    read = transformer.h[-1].readout
-    x = transformer.ln_f(read(state.squeeze(-1) if state.shape[-1] == 1 else state))
-    logits: Tensor = model.lm_head(x)
-    return logits
 
 
 def _importable(kind: type) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ddl.nn.stream import DeltaStream
+from ddl.optim import never_decayed
 from ddl.options import (
     RESIDUAL_OPTIONS,
     STREAM_OPTIONS,
@@ -22,7 +23,7 @@ from ddl.options import (
 
 from .annealing import Annealing, count_steps
 from .block import BLOCK, DeltaBlock
-from .mixin import Converted, WithOptions, derived
+from .mixin import WithOptions, derived
 from .wiring import check_model
 
 GPT = TypeVar("GPT", bound=nn.Module)
@@ -112,18 +113,29 @@ def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
     Raises:
         TypeError: `kind` is no class of modules. ValueError: it is already converted.
     """
-    return converted_class(kind, _ConvertedWhenMade, "nanoGPT", disable, options)
+    return converted_class(kind, Converted, "nanoGPT", disable, options)
 
 
-class _ConvertedWhenMade(Converted):
-    """Mixin that converts a model at the end of its class's `__init__`."""
+def logits_of_state(model: Any, state: Tensor) -> Tensor:
+    """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last block.
 
-    options: ClassVar[dict[str, Any]]
+    For one value channel the state is (B, T, d, 1). model: any with `transformer` and `lm_head`.
+    """
+    transformer = model.transformer
+    read = transformer.h[-1].readout
+    x = transformer.ln_f(read(state.squeeze(-1) if state.shape[-1] == 1 else state))
+    logits: Tensor = model.lm_head(x)
+    return logits
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+
+class Converted(WithOptions):
+    """Mixin that `convert` and `converted` put before the class of a model."""
+
+    logits_of_state = logits_of_state
+
+    def _convert(self, **options: Any) -> None:
         if not _PLAIN.get():
-            rewrite_blocks(self, **self.options)
+            rewrite_blocks(self, **options)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -133,9 +145,25 @@ class _ConvertedWhenMade(Converted):
             model = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
         finally:
             _PLAIN.reset(before)
-        rewrite_blocks(model, **cls.options)
-        model.__class__ = cls  # nanoGPT makes a GPT by name, which may be the plain class
+        if cls.options:
+            rewrite_blocks(model, **dict(cls.options))
+            model.__class__ = cls  # nanoGPT makes a GPT by name, which may be the plain class
         return model
+
+    def configure_optimizers(self, *args: Any, **kwargs: Any) -> Any:
+        """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay."""
+        new = {p: None for p in never_decayed(self) if p.requires_grad}
+        for parameter in new:
+            parameter.requires_grad_(False)  # nanoGPT's method skips parameters without gradient
+        try:
+            optimizer = super().configure_optimizers(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            for parameter in new:
+                parameter.requires_grad_(True)
+        for group in optimizer.param_groups:  # a method of one's own may not skip them
+            group["params"] = [p for p in group["params"] if p not in new]
+        optimizer.add_param_group({"params": list(new), "weight_decay": 0.0})
+        return optimizer
 
 
 def converted_class(
@@ -148,7 +176,7 @@ def converted_class(
     if issubclass(kind, WithOptions):
         raise ValueError(f"`kind` must be {whose}'s class GPT, got one already converted")
     options = {"value_channels": 1, "compress": None, "expand": "repeat", **options}
-    made: Class = derived(kind, mixin, "", tuple(sorted(options.items())))
+    made: Class = derived(kind, mixin, options=tuple(sorted(options.items())))
     return kind if disable else made
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from ddl import hf
 from ddl.errors import InputError
+from ddl.hf.remote import TEXT
+from ddl.lab import cli
+from ddl.models.tokenizers import ByteTokenizer, printable
 from ddl.nanogpt.annealing import Annealing
 from ddl.optim import never_decayed
 from tests.support.decoder_cases import FAMILIES, VARIANTS, converted, plain, tokens
+from tests.support.hf_cases import names
 from tests.support.sampling import few
 
 WHOLE = [name for name in VARIANTS if "adapter" not in name]
@@ -122,21 +130,86 @@ def test_fields_of_the_base_can_be_set_when_it_is_loaded(tmp_path):
         config.colour  # noqa: B018
 
 
-def test_without_ddl_hf_it_is_no_plain_llama(tmp_path):
-    """In a process that never imported ddl.hf."""
-    converted("channel").save_pretrained(tmp_path)
+SCRIPT = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+src, adapter, out = sys.argv[1:]
 
-    def load() -> None:
-        with pytest.raises(ValueError, match="ddl-decoder"):
-            AutoModelForCausalLM.from_pretrained(tmp_path)
-
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    known = CONFIG_MAPPING._extra_content.pop("ddl-decoder")
+def refused(path, trusted):
     try:
-        load()
-    finally:
-        CONFIG_MAPPING._extra_content["ddl-decoder"] = known
+        AutoModelForCausalLM.from_pretrained(path, trust_remote_code=trusted)
+    except ValueError as error:
+        return str(error)
+
+untrusted = refused(src, False)
+assert not any(name.split(".")[0] == "ddl" for name in sys.modules)
+model = AutoModelForCausalLM.from_pretrained(src, trust_remote_code=True)
+ids = torch.arange(12).view(1, 12)
+new = model.generate(ids, max_new_tokens=4, do_sample=False)
+torch.save((untrusted, ids, model(ids).logits, new, refused(adapter, True)), out + ".pt")
+model.save_pretrained(out)
+again = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+assert torch.equal(again(ids).logits, model(ids).logits)
+"""
+
+
+def test_a_process_that_has_not_imported_ddl_hf(tmp_path):
+    """It loads no plain Llama, and with `trust_remote_code` the converted one."""
+    model, (src, adapter, out) = converted("token and conv"), map(str, names_in(tmp_path))
+    model.save_pretrained(src)
+    hf.convert(plain(), **VARIANTS["adapter"]).save_pretrained(adapter)
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, src, adapter, out],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
+    )
+    assert ran.returncode == 0, ran.stderr
+    untrusted, ids, logits, new, of_adapter = torch.load(f"{out}.pt")
+    assert "trust_remote_code=True" in untrusted
+    assert torch.equal(model(ids).logits, logits)
+    assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False), new)
+    assert of_adapter.startswith("`path` must hold a whole model, or be given to `ddl.hf.load_adap")
+    assert names(Path(out)) == names(Path(src))
+    assert (Path(out) / "modeling_ddl.py").read_text() == TEXT
+
+
+def names_in(folder: Path) -> list[Path]:
+    return [folder / name for name in ("src", "adapter", "out")]
+
+
+@pytest.mark.parametrize("variant", ["token and conv", "channel"])
+def test_ddl_sample_takes_the_directory(variant, tmp_path, capsys):
+    torch.manual_seed(0)
+    model, path = hf.convert(plain(vocab_size=300), **VARIANTS[variant]), str(tmp_path)
+    fast = hf.to_fast(ByteTokenizer())
+    with torch.no_grad():
+        for parameter in never_decayed(model):
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(path)
+    command = ["sample", path, "--prompt", "the cat", "--tokens", "9", "--device", "cpu"]
+    sentence = f"`RUN` must have a tokenizer, got {path} without tokenizer.json: save the tokenizer"
+    assert cli.main(command) == 1
+    assert sentence in capsys.readouterr().err
+    fast.save_pretrained(path)
+    ids = torch.tensor([fast("the cat").input_ids])
+    suppressed = list(range(256, 300))  # rows of the vocabulary that no byte has
+    greedy = model.generate(
+        ids, max_new_tokens=9, do_sample=False, eos_token_id=None, suppress_tokens=suppressed
+    )
+    assert cli.main([*command, "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == f"{printable(fast.decode(greedy[0]))}\n"
+    texts = []
+    for seed in ("1", "1", "2"):
+        assert cli.main([*command, "--seed", seed, "--temperature", "2"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+    assert cli.main([*command, "--tokens", "60", "--temperature", "0"]) == 0
+    printed, more = capsys.readouterr().out, greedy
+    for _ in range(60 - 9):  # the last 64 tokens are the context
+        logits = model(more[:, -64:]).logits[:, -1, :256]
+        more = torch.cat((more, logits.argmax(-1, keepdim=True)), 1)
+    assert printed == f"{printable(fast.decode(more[0]))}\n"
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])

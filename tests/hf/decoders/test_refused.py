@@ -152,7 +152,7 @@ def test_a_stream_knows_nothing_else():
         with pytest.raises(TypeError):
             act()
     for act in (lambda: stream.to(torch.float64), lambda: stream.to("cpu", torch.float64)):
-        with pytest.raises(TypeError, match=r"^uses its input otherwise \(`to` with"):
+        with pytest.raises(TypeError):
             act()
     assert stream.to("cpu", non_blocking=True) is stream
     with pytest.raises(AttributeError, match=r"^a Stream has no 'view': .* as Liger's kernels do"):

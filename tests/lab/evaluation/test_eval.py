@@ -341,7 +341,7 @@ def test_characters_that_the_model_does_not_know() -> None:
     table = sorted({character for text in texts for character in text} - {"?"})
     model = make("additive", vocab_size=len(table))
     subject = Harness(from_gpt(model), to_fast(CharTokenizer(table), model.config), 4)
-    expected = r"^`tasks` must be in the \d+ characters that the model was trained on, got '\?'$"
+    expected = r"^`tasks` must be in the \d+ characters that the model was trained on, got '\?': "
     with pytest.raises(InputError, match=expected):
         results(subject, ["local_piqa"])
 

@@ -115,10 +115,14 @@ def test_half_a_model(hf_directory: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^`model` must have all .* with no model\.trunk\.sub"):
         load_for_transformers(tmp_path / "a", "cpu", argument="model")
     shutil.copytree(hf_directory, tmp_path / "b")
-    for file in (tmp_path / "b").glob("token*"):
-        file.unlink()
-    with pytest.raises(InputError, match=r"^`model` must be a model and a tokenizer "):
-        load_for_transformers(tmp_path / "b", "cpu", argument="model")
+    sentence = re.escape(
+        f"`model` must have a tokenizer, got {tmp_path / 'b'} without tokenizer.json: save the "
+        "tokenizer of the model's training there, by `tokenizer.save_pretrained`"
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "b" / name).unlink()
+        with pytest.raises(InputError, match=f"^{sentence}$"):
+            load_for_transformers(tmp_path / "b", "cpu", argument="model")
 
 
 def test_more_than_the_config_has(hf_directory: Path, tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ is a `Stream`: norms read it, and adding to it rewrites it.
 from __future__ import annotations
 
 from .configuration import DDLDecoderConfig
-from .conversion import convert
-from .loading import DDLDecoderForCausalLM, load_adapter
+from .conversion import DDLDecoderForCausalLM, convert, load_adapter
 from .stream import Stream
 
 __all__ = ["DDLDecoderConfig", "DDLDecoderForCausalLM", "Stream", "convert", "load_adapter"]

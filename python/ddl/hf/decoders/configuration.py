@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
+from ddl.hf.remote import OurConfig, auto_map
 from ddl.nanogpt import named_as_today
 from ddl.paths import DECODER_MODEL_TYPE
 
@@ -15,7 +16,7 @@ from .structure import Structure
 ARCHITECTURE = "DDLDecoderForCausalLM"
 
 
-class DDLDecoderConfig(PreTrainedConfig):
+class DDLDecoderConfig(OurConfig):
     """The configuration of a converted decoder, as it is saved.
 
     base: of the model as transformers has it; its fields can be read and set here, too. base_type:
@@ -26,8 +27,6 @@ class DDLDecoderConfig(PreTrainedConfig):
     """
 
     model_type = DECODER_MODEL_TYPE
-    # trl reads it of every model whose class is not in transformers.
-    auto_map: ClassVar[dict[str, str]] = {}
 
     def __init__(
         self,
@@ -59,15 +58,17 @@ class DDLDecoderConfig(PreTrainedConfig):
     def of(cls, model: Any) -> DDLDecoderConfig:
         """That of a converted model."""
         base = model.config.to_dict()
-        return cls(
+        made = cls(
             {name: value for name, value in base.items() if name != "model_type"},
             base["model_type"],
             type(model).made_of[1].__name__,
             model.structure._asdict(),
-            {name: model.options[name] for name in sorted(model.options)},
+            dict(model.options),
             dtype=model.config.dtype,
             distributed_config=getattr(model.config, "distributed_config", None),  # not stored
         )
+        made.auto_map = auto_map(made)  # type: ignore[misc]
+        return made
 
     @property
     def of_base(self) -> PreTrainedConfig:

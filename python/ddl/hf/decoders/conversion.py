@@ -1,23 +1,25 @@
-"""Conversion of transformers' decoders: additions become rewrites in the layers' own forward."""
+"""Conversion of transformers' decoders, whole ones and by an adapter that was saved."""
 
 from __future__ import annotations
 
-from functools import cache
+import copy
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import safetensors.torch
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
-from ddl.nanogpt.annealing import Annealing, count_steps
-from ddl.nanogpt.model import FIXED, check_additive, stream_for
-from ddl.nn.stream import DeltaStream
+from ddl.errors import InputError
+from ddl.nanogpt.annealing import Annealing
+from ddl.nanogpt.model import check_additive
 from ddl.options import Compress, ExpandKind, check_choice, check_count, refuse
+from ddl.paths import at_home
 
-from .converted import FLOAT32_PATTERNS, ConvertedDecoder
-from .entry import Entry, check_arguments, looks_back
-from .stream import FinalNorm, Place, Scale, StreamNorm, check_norm, reading_norm
-from .structure import Structure, structure_of
+from .configuration import DDLDecoderConfig
+from .converted import ConvertedDecoder, add_stream, decoder_class
+from .structure import structure_of
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -80,83 +82,77 @@ def convert(
         raise ValueError("`model` must be as transformers made it, got one already converted")
     structure = structure_of(model)
     with torch.inference_mode(False):  # its parameters could not be trained
-        convert_with(model, structure, options)
-    kind: Any = type(model)
-    model.__class__ = decoder_class(kind, structure, tuple(sorted(options.items())))
+        add_stream(model, structure, options)
+    model.__class__ = decoder_class(type(model), structure, options)
     return model
 
 
-def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> None:
-    """Add the modules of the options to a model of this structure, and let its norms read streams.
+def load_adapter(model: Model, path: str | Path) -> Model:
+    """Convert `model` by the adapter that a converted model's `save_pretrained` wrote; return it.
 
-    The model's class stays as it is. Raises before anything is changed.
+    model: the decoder for which the adapter was made, in place.
+    Raises InputError if `path` has no adapter, or one of another kind of model or other sizes.
     """
-    decoder = model.get_submodule(structure.decoder)
-    layers = getattr(decoder, structure.layers)
-    final = getattr(decoder, structure.final)
-    like = model.get_input_embeddings().weight
-    for norm in (final, *(getattr(layer, name) for layer in layers for name in structure.norms)):
-        check_norm(norm)
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    stream, known = stream_for(
-        [nn.Identity() for _ in range(2 * len(layers))],  # places: the layers have the sublayers
-        options,
-        like=like,
-        dtype=dtype,
-        own=("start", "anneal_steps", "train"),
-        fixed=FIXED,
-        caller="ddl.hf.convert",
-    )
-    if looks_back(known):
-        check_arguments(layers)
-    adapter = options["train"] == "stream"
-    if adapter:
-        model.requires_grad_(False)
-    for number, layer in enumerate(layers):
-        _add_parts(layer, number, stream, structure.norms)
-        if adapter:
-            layer.scale_1, layer.scale_2 = (
-                _beside(Scale(device=like.device, dtype=dtype), layer) for _ in range(2)
-            )
-    layers[0].expand = _beside(stream.expand, layers[0])
-    if options["anneal_steps"] is not None:
-        annealing = Annealing(options["anneal_steps"], device=like.device)
-        layers[0].anneal = annealing.train(layers[0].training)
-        count_steps(model)
-    final.readout = _beside(stream.readout, final)
-    reading_norm(final, FinalNorm)
-    model.delta_args = known
-    Entry(
-        *(decoder, layers, final),
-        looks_back=looks_back(known),
-        anchor_every=stream.anchor_every,
-        stream_dtype=stream.stream_dtype,
-    )
+    path = at_home(path, argument="path")
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    if not isinstance(config, DDLDecoderConfig) or config.stream.get("train") != "stream":
+        raise InputError("path", "hold an adapter of a converted decoder", path)
+    if type(model).__name__ != config.made_from:
+        raise InputError("model", f"be a {config.made_from}", f"a {type(model).__name__}")
+    most = int(config.base["vocab_size"])
+    if model.config.vocab_size < most:  # the adapter's file has no embedding of new tokens
+        got = f"a vocabulary of {model.config.vocab_size}"
+        raise InputError("model", f"have the {most} tokens of the adapter's own", got)
+    saved: dict[str, Any] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        saved |= safetensors.torch.load_file(file)
+    with torch.device("meta"):
+        like = _class_of(config)(copy.deepcopy(model.config))
+    expected = like.state_dict()
+    shapes = {name: expected[name].shape for name in like.of_stream()}
+    if {name: tensor.shape for name, tensor in saved.items()} != shapes:
+        must = f"hold the parameters of an adapter for this {config.made_from}"
+        raise InputError("path", must, f"{path} with others")
+    convert(model, **config.stream)
+    model.load_state_dict(saved, strict=False)
+    return model
 
 
-@cache  # so that a copy is of the same class
-def decoder_class(kind: Any, structure: Structure, options: tuple[tuple[str, Any], ...]) -> Any:
-    """The subclass of a transformers class whose models are converted when they are made."""
-    contents = {
-        "__doc__": kind.__doc__,
-        "__module__": kind.__module__,
-        "structure": structure,
-        "options": dict(options),
-        "_keep_in_fp32_modules_strict": [
-            *(kind._keep_in_fp32_modules_strict or ()),
-            *FLOAT32_PATTERNS,
-        ],
-        "made_of": (decoder_class, kind, structure, options),
-    }
-    return type(kind.__name__, (_ConvertedWhenMade, kind), contents)
+class DDLDecoderForCausalLM(PreTrainedModel):
+    """The class that AutoModelForCausalLM has for a DDLDecoderConfig.
+
+    It makes models of the base's class; none is of this one. A converted Llama is a
+    `LlamaForCausalLM` with other layers.
+    """
+
+    config_class = DDLDecoderConfig
+
+    @classmethod
+    def from_pretrained(cls, path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Load a converted decoder; see PreTrainedModel.
+
+        Raises InputError for an adapter, which is loaded beside its model.
+        """
+        if config is None:
+            config = DDLDecoderConfig.from_pretrained(path)
+        if config.stream["train"] == "stream":
+            must = "hold a whole model, or be given to `ddl.hf.load_adapter(model, path)`"
+            raise InputError("path", must, f"{path} with an adapter of {config.made_from}")
+        kind = _class_of(config)
+        loaded = kind.from_pretrained(path, *args, config=config.of_base, **kwargs)
+        model: nn.Module = loaded[0] if isinstance(loaded, tuple) else loaded
+        for module in model.modules():
+            if isinstance(module, Annealing):  # whose buffer transformers has filled
+                module.find_out_if_done()
+        return loaded
+
+    @classmethod
+    def _from_config(cls, config: DDLDecoderConfig, **kwargs: Any) -> Any:
+        return _class_of(config)._from_config(config.of_base, **kwargs)
 
 
-class _ConvertedWhenMade(ConvertedDecoder):
-    """Mixin that converts a model at the end of its class's `__init__`."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        convert_with(self, self.structure, self.options)
+def _class_of(config: DDLDecoderConfig) -> Any:
+    return decoder_class(config.kind, config.parts, config.stream)
 
 
 def _checked_start(start: Any, anneal_steps: Any, train: Any, **options: Any) -> dict[str, Any]:
@@ -174,21 +170,3 @@ def _checked_start(start: Any, anneal_steps: Any, train: Any, **options: Any) ->
         must = 'left out unless start="additive" and train="all"'
         refuse("anneal_steps", must, anneal_steps, ("start", "train"))
     return {"start": start, "anneal_steps": anneal_steps, "train": train}
-
-
-def _add_parts(layer: Any, number: int, stream: DeltaStream, norms: tuple[str, str]) -> None:
-    """Give a layer its reads and residuals, and let its norms read streams."""
-    for at, norm_name in enumerate(norms):
-        norm = getattr(layer, norm_name)
-        setattr(layer, f"read_{at + 1}", _beside(stream.reads[2 * number + at], layer))
-        setattr(layer, f"res_{at + 1}", _beside(stream.residuals[2 * number + at], layer))
-        reading_norm(norm, StreamNorm)
-        norm.place = Place(layer, at + 1, number)
-
-
-def _beside(part: nn.Module, module: nn.Module) -> nn.Module:
-    """A part of the stream on the device and in the mode of a module; on meta it stays there."""
-    like, own = next(module.parameters(), None), next(part.parameters(), None)
-    if like is not None and own is not None and not own.is_meta:
-        part.to(like.device)
-    return part.train(module.training)

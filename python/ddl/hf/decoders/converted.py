@@ -1,37 +1,96 @@
-"""The methods that a converted decoder's class has besides its own: saving, loading, generation."""
+"""Converted decoders: the modules that they gain, and the methods of their classes."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from ddl.hf.cache import cache_in, history_in, refuse_continuous_batching
-from ddl.nanogpt.annealing import Annealing
-from ddl.nanogpt.mixin import WithOptions
+from ddl.nanogpt.annealing import Annealing, count_steps
+from ddl.nanogpt.mixin import WithOptions, derived
+from ddl.nanogpt.model import FIXED, stream_for
+from ddl.nn.stream import DeltaStream
 
 from .configuration import DDLDecoderConfig
-from .entry import TOKENS, looks_back, tokens_of
-from .stream import Scale
+from .entry import TOKENS, Entry, check_arguments, looks_back, tokens_of
+from .stream import FinalNorm, Place, Scale, StreamNorm, check_norm, reading_norm
 from .structure import Structure
 
 # Of the parameters that stay float32 in a model of a half-precision dtype.
 FLOAT32_PATTERNS = [r"\.(read|res|scale)_[12]\.", r"\.expand\.weight$", r"\.readout\.compress_"]
 
 
-class ConvertedDecoder(WithOptions):
-    """Mixin that `convert` puts before the class of a model.
+def add_stream(model: Any, structure: Structure, options: dict[str, Any]) -> None:
+    """Add the modules of the options to a model of this structure, and let its norms read streams.
 
-    structure, options: of the conversion, in every class that `convert` makes.
+    The model's class stays as it is. Raises before anything is changed.
+    """
+    decoder = model.get_submodule(structure.decoder)
+    layers = getattr(decoder, structure.layers)
+    final = getattr(decoder, structure.final)
+    like = model.get_input_embeddings().weight
+    for norm in (final, *(getattr(layer, name) for layer in layers for name in structure.norms)):
+        check_norm(norm)
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    stream, known = stream_for(
+        [nn.Identity() for _ in range(2 * len(layers))],  # places: the layers have the sublayers
+        options,
+        like=like,
+        dtype=dtype,
+        own=("start", "anneal_steps", "train"),
+        fixed=FIXED,
+        caller="ddl.hf.convert",
+    )
+    if looks_back(known):
+        check_arguments(layers)
+    adapter = options["train"] == "stream"
+    if adapter:
+        model.requires_grad_(False)
+    for number, layer in enumerate(layers):
+        _add_parts(layer, number, stream, structure.norms)
+        if adapter:
+            layer.scale_1, layer.scale_2 = (
+                _beside(Scale(device=like.device, dtype=dtype), layer) for _ in range(2)
+            )
+    layers[0].expand = _beside(stream.expand, layers[0])
+    if options["anneal_steps"] is not None:
+        annealing = Annealing(options["anneal_steps"], device=like.device)
+        layers[0].anneal = annealing.train(layers[0].training)
+        count_steps(model)
+    final.readout = _beside(stream.readout, final)
+    reading_norm(final, FinalNorm)
+    model.delta_args = known
+    Entry(
+        *(decoder, layers, final),
+        looks_back=looks_back(known),
+        anchor_every=stream.anchor_every,
+        stream_dtype=stream.stream_dtype,
+    )
+
+
+class ConvertedDecoder(WithOptions):
+    """Mixin before the class of a model, which is converted when it is made.
+
+    structure: of the model, in every class that `decoder_class` returns.
     """
 
     structure: ClassVar[Structure]
-    options: ClassVar[dict[str, Any]]
+    _keep_in_fp32_modules_strict: ClassVar[list[str]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        kept = super()._keep_in_fp32_modules_strict or ()  # type: ignore[misc]
+        cls._keep_in_fp32_modules_strict = [*kept, *FLOAT32_PATTERNS]
+
+    def _convert(self, **options: Any) -> None:
+        add_stream(self, self.structure, options)
 
     @property
     def is_adapter(self) -> bool:
         """Whether only the stream is trained and saved."""
-        return bool(self.options["train"] == "stream")
+        return bool(self.delta_args["train"] == "stream")
 
     @property
     def stream_modules(self) -> list[str]:
@@ -130,13 +189,26 @@ class ConvertedDecoder(WithOptions):
         finally:
             model.config = config
 
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load as the base class does."""
-        base: Any = super()
-        loaded = base.from_pretrained(*args, **kwargs)
-        model: nn.Module = loaded[0] if isinstance(loaded, tuple) else loaded
-        for module in model.modules():
-            if isinstance(module, Annealing):
-                module.find_out_if_done()
-        return loaded
+
+def decoder_class(kind: Any, structure: Structure, options: dict[str, Any]) -> Any:
+    """The subclass of a transformers class whose models are converted when they are made."""
+    pairs = tuple(sorted(options.items()))
+    return derived(kind, ConvertedDecoder, structure=structure, options=pairs)
+
+
+def _add_parts(layer: Any, number: int, stream: DeltaStream, norms: tuple[str, str]) -> None:
+    """Give a layer its reads and residuals, and let its norms read streams."""
+    for at, norm_name in enumerate(norms):
+        norm = getattr(layer, norm_name)
+        setattr(layer, f"read_{at + 1}", _beside(stream.reads[2 * number + at], layer))
+        setattr(layer, f"res_{at + 1}", _beside(stream.residuals[2 * number + at], layer))
+        reading_norm(norm, StreamNorm)
+        norm.place = Place(layer, at + 1, number)
+
+
+def _beside(part: nn.Module, module: nn.Module) -> nn.Module:
+    """A part of the stream on the device and in the mode of a module; on meta it stays there."""
+    like, own = next(module.parameters(), None), next(part.parameters(), None)
+    if like is not None and own is not None and not own.is_meta:
+        part.to(like.device)
+    return part.train(module.training)

@@ -23,7 +23,6 @@ from ddl.options import StreamDtype
 from ddl.results import Chain
 
 from .stream import Pass, Stream
-from .structure import exchanged
 
 TOKENS = "delta_tokens"  # a keyword argument that passes from the decoder's entry to its layers'
 
@@ -82,12 +81,10 @@ class Entry:
 
     def layer_hook(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
         """Open the hidden states that the first layer gets."""
-        kwargs = dict(kwargs)
-        tokens = kwargs.pop(TOKENS) if self.looks_back else Tokens(None, None)
-        if layer is not self.first:
-            return args, kwargs
-        past = cache_in({**dict(zip(self.layer_arguments, args, strict=False)), **kwargs})
-        return exchanged(args, kwargs, lambda x: self._opened(x, tokens, past))
+        given = {**dict(zip(self.layer_arguments, args, strict=False)), **kwargs}
+        tokens = given.pop(TOKENS) if self.looks_back else Tokens(None, None)
+        x = given.pop(self.layer_arguments[0])
+        return (self._opened(x, tokens, cache_in(given)) if layer is self.first else x,), given
 
     def returned(self, decoder: nn.Module, args: Any, output: Any) -> Any:
         """Replace streams in `hidden_states` by raw final reads (B, T, d)."""

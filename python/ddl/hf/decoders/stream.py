@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ddl import functional
 from ddl.nanogpt.annealing import blend
+from ddl.nanogpt.block import read_raw
 from ddl.nanogpt.mixin import Rebuilt, derived
 from ddl.nn.adapters import active, forward_of
 from ddl.nn.checks import check_returned, require_exact_type
@@ -23,10 +24,9 @@ from ddl.nn.linear import form_parameters
 from ddl.nn.padding import without_padding
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
-from ddl.nn.trunk import boundary
 from ddl.results import Chain, Write
 
-from .structure import ADD, device_of
+from .structure import ADD
 
 
 class Pass(NamedTuple):
@@ -170,9 +170,9 @@ class Stream:
         """That of the hidden states, (B, T, d)."""
         return self.state.shape[:-1]
 
-    def to(self, *args: Any, **kwargs: Any) -> Stream:
+    def to(self, device: Any, *, non_blocking: bool = False) -> Stream:
         """The stream on another device, for a model whose layers are on several."""
-        device = device_of(args, kwargs)
+        device = torch.device(device)
         if device == self.state.device:
             return self
         moved = [None if x is None else x.to(device) for x in self.within[1:]]
@@ -189,14 +189,11 @@ class Stream:
     def raw(self, read: Read, slot: Slot | None) -> Tensor:
         """The raw read x (B, T, d) of X."""
         form_parameters(read)
-        if read.compress == "identity":  # X is its own read, which a fused pass would store twice
-            return self.tensor().squeeze(-1)
-        parameters, starts = read.raw(self.state), self.within.document_starts
-        result, self.chain = boundary(
-            self.state, self.write, parameters, starts, chain=self.chain, slot=slot
+        self.state, x, self.chain = read_raw(
+            self.state, self.write, read, self.within.document_starts, chain=self.chain, slot=slot
         )
-        self.state, self.write, self.parts = result.state, None, Parts(self)
-        return result.context
+        self.write, self.parts = None, Parts(self)
+        return x
 
     def plus(self, written: Tensor) -> Stream:
         """The stream after the rewrite that a sublayer's output F(h) (B, T, d) writes."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,7 +51,17 @@ def structure_of(model: Any) -> Structure:
     embedding = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(len(embedding), (1, TOKENS), generator=generator, device="cpu")
-    with torch.no_grad(), evaluating(model), _watched(decoder, layers) as (passes, after):
+    passes, after = [_Pass() for _ in layers], list[str]()
+
+    def called(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if _same(_copied(args), passes[-1].output):
+            after.append(name)
+
+    with torch.no_grad(), evaluating(model), ExitStack() as hooks:
+        for layer, seen in zip(layers, passes, strict=True):
+            seen.watch(layer, hooks)
+        for child_name, child in decoder.named_children():
+            hooks.enter_context(child.register_forward_hook(partial(called, child_name)))
         decoder(input_ids=tokens.to(embedding.device), use_cache=False)
     where = ".".join(part for part in ("model", name, layers_name) if part)
     norms = {index: _norms_of(seen, f"{where}[{index}]") for index, seen in enumerate(passes)}
@@ -75,6 +84,12 @@ class _Pass:
     x: Tensor | None = None
     calls: list[tuple[str, Tensor | None, Tensor | None]] = field(default_factory=list)
     output: Tensor | None = None
+
+    def watch(self, layer: nn.Module, hooks: ExitStack) -> None:
+        hooks.enter_context(layer.register_forward_pre_hook(self.enter, with_kwargs=True))
+        hooks.enter_context(layer.register_forward_hook(self.leave))
+        for name, child in layer.named_children():
+            hooks.enter_context(child.register_forward_hook(partial(self.called, name)))
 
     def enter(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
         self.x = _copied(args or kwargs["hidden_states"])
@@ -115,30 +130,6 @@ def _same(x: Tensor | None, y: Tensor | None) -> bool:
     return x is not None and y is not None and torch.equal(x, y.to(x.device))
 
 
-@contextmanager
-def _watched(decoder: nn.Module, layers: nn.ModuleList) -> Iterator[tuple[list[_Pass], list[str]]]:
-    """Yield the passes through the layers, and the names of modules that read the last output."""
-    passes, after = [_Pass() for _ in layers], list[str]()
-    handles = []
-    for layer, seen in zip(layers, passes, strict=True):
-        handles.append(layer.register_forward_pre_hook(seen.enter, with_kwargs=True))
-        handles.append(layer.register_forward_hook(seen.leave))
-        for name, child in layer.named_children():
-            handles.append(child.register_forward_hook(partial(seen.called, name)))
-
-    def reads(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if _same(_copied(args), passes[-1].output):
-            after.append(name)
-
-    for name, child in decoder.named_children():
-        handles.append(child.register_forward_hook(partial(reads, name)))
-    try:
-        yield passes, after
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _copied(x: Any) -> Tensor | None:
     """A copy of a tensor, or of the first of several; later operations may be in place."""
     x = x[0] if isinstance(x, tuple) and x else x
@@ -169,20 +160,3 @@ def _layers_of(decoder: nn.Module, model: Any) -> tuple[str, nn.ModuleList]:
         got = f"{len(lists)} in {type(decoder).__name__}"
         raise TypeError(f"`model` must have one list of its {count} layers, got {got}")
     return lists[0]
-
-
-def device_of(args: Any, kwargs: Any) -> torch.device:
-    """The device among the arguments of `to`; TypeError if there are others that matter."""
-    given = {"device": args[0] if args else None, **kwargs}
-    if len(args) > 1 or given.keys() - {"device", "non_blocking"}:
-        raise TypeError("uses its input otherwise (`to` with more than a device)")
-    if not isinstance(given["device"], torch.device | str | int):
-        raise TypeError("uses its input otherwise (`to` without a device)")
-    return torch.device(given["device"])
-
-
-def exchanged(args: Any, kwargs: Any, make: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """The arguments of a layer with `make(x)` in place of x, its first or `hidden_states`."""
-    if args:
-        return (make(args[0]), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": make(kwargs["hidden_states"])}

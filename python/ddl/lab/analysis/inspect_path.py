@@ -16,12 +16,12 @@ from ddl.files import make_directory, write_text
 from ddl.lab import data
 from ddl.lab.config import InspectConfig
 from ddl.lab.data.verifying import verify_corpus
-from ddl.lab.load import load, load_for_transformers
+from ddl.lab.load import load_or_decoder
 from ddl.lab.progress import passing_bar
 from ddl.lab.train.runs import INSPECTED, RunDirectory, load_config
 from ddl.models.tokenizers import Tokenizer, encode_prompt, training_tokenizer
 from ddl.nanogpt.annealing import Annealing
-from ddl.paths import PathKind, is_run, path_kind
+from ddl.paths import is_run
 from ddl.recording import Lens, lens
 from ddl.recording.sublayers import has_rewrites
 
@@ -47,7 +47,10 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
 
     Raises InputError if path, text or prompt cannot be used.
     """
-    model, tokenizer = _loaded(config)
+    model, tokenizer = load_or_decoder(
+        config.run, config.device, checkpoint=config.checkpoint, argument="run"
+    )
+    model = model.float()
     _require_stream(model, config.run)
     prompt = None if config.prompt is None else _encoded(config.prompt, tokenizer, model)
     tokens, source = _text(config, training_tokenizer(tokenizer), model, console)
@@ -60,17 +63,6 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
     if read is not None and tokenizer is not None:
         summary["lens"] = _lens_summary(read, tokenizer)
     return Inspected(inspection, read, tokenizer, summary, _write(config, inspection, summary))
-
-
-def _loaded(config: InspectConfig) -> tuple[Any, Tokenizer | None]:
-    if path_kind(config.run) is not PathKind.DECODER:
-        return load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
-    from ddl.hf.tokenization import FastTokenizer
-
-    model, fast = load_for_transformers(
-        config.run, config.device, checkpoint=config.checkpoint, argument="run"
-    )
-    return model.float(), FastTokenizer(fast)
 
 
 def _require_stream(model: Any, path: Path) -> None:

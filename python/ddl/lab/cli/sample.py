@@ -35,12 +35,14 @@ def sample(config: SampleConfig, console: Console | None = None) -> str:
 
     Raises InputError if the model cannot be loaded or the prompt cannot be continued.
     """
-    from ddl.lab.load import complete, load
+    from ddl.lab.load import complete, load_or_decoder, no_tokenizer
     from ddl.models.tokenizers import encode_prompt
 
-    model, tokenizer = load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
+    model, tokenizer = load_or_decoder(
+        config.run, config.device, checkpoint=config.checkpoint, argument="run"
+    )
     if tokenizer is None:
-        raise InputError("run", "have a tokenizer", f"{config.run} without tokenizer.json")
+        raise no_tokenizer(config.run, "run")
     try:
         encode_prompt(config.prompt, tokenizer)
     except InputError as error:

@@ -61,8 +61,8 @@ class SampleConfig:
     """Sample text from a trained model."""
 
     run: Path
-    """Run directory, a directory of `ddl export` or `ddl import`, or a checkpoint of the paper's
-    code."""
+    """Run directory, a directory of `ddl export`, `ddl import` or a converted decoder, or a
+    checkpoint of the paper's code."""
     checkpoint: str = "last"
     """Checkpoint of a run: last, best (by validation loss) or a step that was saved."""
     prompt: str = "\n"

@@ -103,7 +103,7 @@ class Harness(HFLM):
             raise InputError(
                 "tasks",
                 f"be in the {len(known)} characters that the model was trained on",
-                repr(unknown),
+                f"{unknown!r}: a task of your own, in the folder of --include-path, can be",
             ) from error
 
     def tok_batch_encode(self, *args: Any, **options: Any) -> Any:

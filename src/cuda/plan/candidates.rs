@@ -1,53 +1,49 @@
-//! The candidates for a plan: every way to divide a kernel's work that is worth comparing, as a product of the choices
-//! that the kernel leaves open. Those of an expansion are in expand.rs.
-//!
-//! An override keeps those candidates that have its value. Among what a kernel can run, values that nobody would time
-//! are left out (idle warps, packets of odd lengths) unless an override names them.
+//! The candidates for a plan, in the order of one rule for kernels and sizes that nobody has timed: keep a token's packets
+//! in registers, share them among as few blocks as leave a thread few, have as many blocks on a multiprocessor as leave a
+//! thread its registers, and stage a token ahead where that is one block. An override keeps the candidates with its value.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::cost::clocks;
-use super::footprint::{dynamic_shared, most_threads, token_inputs};
-use super::limits::{Limits, MOST_THREADS};
+use super::footprint::{dynamic_shared, most_threads, registers, token_inputs};
+use super::limits::Limits;
 use super::overrides::Overrides;
 use super::plan::{Plan, Residency};
 use crate::cuda::kernel::{Compress, Kernel, RewriteRead};
 
-/// Most registers of a thread for a window or for sums, and for both of a token read's backward. The second limit is higher,
-/// because in shared memory these would move five times the bytes of a token.
+/// Most registers of a thread for a window or for sums, and for both of a token read's backward.
 const FEW: [usize; 2] = [24, 104];
+/// Threads of a block: usually, if it re-reads its packets alone on its multiprocessor, and if it keeps them and spills.
+const MOST_THREADS: [usize; 3] = [256, 512, 1024];
 /// Threads of a block whose threads need no sum with others.
 pub(super) const THREADS_APART: usize = 128;
 /// Threads of a multiprocessor that are planned for: beyond that registers are worth more.
 const PLANNED_THREADS: usize = 1024;
 
-/// The values of a choice to compare after the choices before it, if the kernel has it.
+/// The values of a choice after the choices before it, if the kernel has it.
 type Values<'a> = &'a dyn Fn(&Plan) -> Vec<usize>;
 
-/// The candidates, the cheapest first.
+/// The candidates, the best first.
 pub(super) fn candidates(s: &RewriteRead, limits: &Limits, overrides: &Overrides) -> Vec<Plan> {
     let [forward, backward, parameters] =
         [Kernel::Forward, Kernel::Backward, Kernel::Parameters].map(|kernel| s.kernel == kernel);
-    let token = s.compress == Compress::Token;
-    let over_features = forward || backward;
+    let (token, over_features) = (s.compress == Compress::Token, forward || backward);
     let slices = |n: &usize| *n <= limits.cluster && s.d.is_multiple_of(n * packet(s, s.d, false));
     // A read has a second sum to load within, a rewrite has β and v.
     let worth = [true, s.compress != Compress::None, s.rewrite];
-    let choices: [(bool, &str, Values); 12] = [
+    let choices: [(bool, &str, Values); 11] = [
         (over_features, "CLUSTER", &|_| [1, 2, 4, 8].into_iter().filter(slices).collect()),
         (over_features, "KEEP_IN_REGISTERS", &|_| vec![1, 0]),
         (over_features, "FEATURES", &|plan| vec![packet(s, plan.width(s), !plan.keep_in_registers)]),
-        (over_features, "THREADS", &|plan| threads(s, plan)),
-        // Where features do not meet, a thread has one packet of them and walks tokens; short ones leave registers for sums.
+        // Where features do not meet, a thread has one packet of them; short ones leave registers for sums.
         (parameters, "FEATURES", &|_| packets(packet(s, s.d, false))),
-        (parameters, "THREADS", &|_| vec![THREADS_APART, 64, 32]),
+        (over_features || parameters, "THREADS", &|plan| threads(s, plan)),
         (token, "WINDOW", &|plan| places(s, plan, s.taps, [1, 2])),
         (backward, "SUMS", &|plan| places(s, plan, s.slots(), [1, 3])),
         (parameters, "SEPARATE_SUMS", &|_| vec![0, 1, 2]),
-        // Packets that are kept free their stage at once: a second stage is of no use to them.
-        (over_features, "STAGES", &|plan| (0..=2 - usize::from(plan.keep_in_registers)).collect()),
+        (over_features, "STAGES", &|_| vec![0, 1]),
         (forward, "LOAD_AHEAD", &|_| (0..=2).rev().filter(|ahead| worth[*ahead]).collect()),
-        (true, "BLOCKS", &|plan| (1..=(PLANNED_THREADS / plan.threads).max(1)).rev().collect()),
+        (true, "BLOCKS", &|plan| (1..=(PLANNED_THREADS / plan.threads).max(1)).collect()),
     ];
     let align = if s.aligned { 16 } else { 2 };
     let one = Plan { cluster: 1, threads: 256, features: 1, align, blocks: 1, ..Plan::default() };
@@ -57,8 +53,29 @@ pub(super) fn candidates(s: &RewriteRead, limits: &Limits, overrides: &Overrides
         plans = varied.filter(|plan| can_run(s, plan)).collect();
     }
     plans.iter_mut().for_each(|plan| plan.shared = dynamic_shared(s, plan));
-    plans.sort_by_cached_key(|plan| clocks(s, plan, limits));
+    plans.sort_by_cached_key(|plan| order(s, plan, limits));
     plans
+}
+
+/// The rule: the least comes first.
+fn order(s: &RewriteRead, plan: &Plan, limits: &Limits) -> impl Ord + use<> {
+    let places = [plan.window, plan.sums].map(|place| place as usize);
+    let idle = plan.blocks == 1 && plan.stages + plan.load_ahead == 0 && s.kernel != Kernel::Parameters;
+    let alone = plan.blocks == 1 && plan.cluster > 1;
+    let stages = usize::from(plan.blocks == 1 || !plan.keep_in_registers);
+    (
+        (short(s, plan, limits), places[0] / 2, idle, places[1] / 2),
+        (!plan.keep_in_registers, alone, plan.cluster),
+        (plan.stages.abs_diff(stages), places),
+        Reverse((plan.features, plan.blocks * plan.threads, plan.load_ahead)),
+    )
+}
+
+/// Registers that a thread lacks, and packets that it keeps beyond those with which code for sm_90 does not spill.
+pub(super) fn short(s: &RewriteRead, plan: &Plan, limits: &Limits) -> usize {
+    let lacking = registers(s, plan).saturating_sub(limits.most_registers(plan.blocks * plan.threads));
+    let crowded = plan.rows(s).saturating_sub(rows(s)[1]) + usize::from(plan.threads > MOST_THREADS[0]);
+    lacking + if plan.keep_in_registers && s.kernel != Kernel::Parameters { crowded } else { 0 }
 }
 
 /// Whether the kernel can run the plan on any device.
@@ -88,33 +105,44 @@ pub(super) fn packets(usual: usize) -> Vec<usize> {
     [8, 4, 2, 1].into_iter().filter(|&features| features <= usual).collect()
 }
 
-/// Threads of a block: the fewest warps for each number of packets that a thread may have. Code for sm_90 keeps `wanted`
-/// packets in registers without spills, and `wide` if fewer would take too many threads. Both are halved for packets of more
-/// than 8 numbers of the state. Packets of more than 16 are not kept.
-fn threads(s: &RewriteRead, plan: &Plan) -> Vec<usize> {
-    let keep = plan.keep_in_registers;
-    let short = packet(s, plan.width(s), false);
-    let (packets, numbers) = (plan.width(s) / short, short * s.m);
-    let (wanted, wide) = if s.kernel == Kernel::Backward { (4, 4) } else { (6, 8) };
-    let share = if numbers <= 8 { 1 } else { 2 };
-    let (wanted, wide) = (wanted / share, if numbers <= 16 { wide / share } else { 0 });
-    let [usual, alone, spilling] = MOST_THREADS.map(|threads| threads.min(most_threads(s, plan.cluster)));
-    let most = [usual, if keep { spilling } else { alone }];
-    let least = packets.div_ceil(usual.max(1));
-    let rows = if keep { least..=wanted.max(least).min(wide) } else { 1..=wanted };
-    let fewest = |rows: usize| most.map(|most| packets.div_ceil(rows).next_multiple_of(32).min(most));
-    let threads = rows.flat_map(fewest).chain(keep.then_some(spilling)).filter(|threads| *threads > 0);
-    threads.collect::<BTreeSet<_>>().into_iter().collect()
+/// Packets of a thread, wanted and kept at most: half of them with more than 8 numbers of the state, and none kept with
+/// more than 16.
+fn rows(s: &RewriteRead) -> [usize; 2] {
+    let [wanted, most] = match s.kernel {
+        Kernel::Backward if joined(s, packet(s, s.d, false), 2) => [2, 4],
+        Kernel::Backward => [4, 4],
+        _ => [6, 8],
+    };
+    match packet(s, s.d, false) * s.m {
+        ..=8 => [wanted, most],
+        9..=16 => [wanted / 2, most / 2],
+        _ => [wanted / 2, 0],
+    }
 }
 
-/// Registers, if a thread that keeps its packets has them for `numbers` of each feature, then other places. The sums of a
-/// token read's backward may join its window in registers. That is counted for two packets at least, because with long
-/// ones, of which a thread could keep only one, it would cost more warps than it saves.
+/// Threads of a block: the fewest warps with the wanted packets each.
+fn threads(s: &RewriteRead, plan: &Plan) -> Vec<usize> {
+    if s.kernel == Kernel::Parameters {
+        return vec![THREADS_APART];
+    }
+    let packets = plan.width(s) / packet(s, plan.width(s), false);
+    let [usual, alone, spilling] = MOST_THREADS.map(|threads| threads.min(most_threads(s, plan.cluster)));
+    let most = [usual, if plan.keep_in_registers { spilling } else { alone }];
+    let fewest = most.map(|most| packets.div_ceil(rows(s)[0]).next_multiple_of(32).min(most));
+    let threads: BTreeSet<_> = fewest.into_iter().filter(|threads| *threads > 0).collect();
+    threads.into_iter().collect()
+}
+
+/// Registers, if a thread that keeps its packets has them for `numbers` of each feature, then other places.
 fn places(s: &RewriteRead, plan: &Plan, numbers: usize, others: [usize; 2]) -> Vec<usize> {
-    let registers = |rows: usize, numbers: usize| rows * plan.features * numbers * s.real().size() / 4;
-    let both = s.kernel == Kernel::Backward && s.compress == Compress::Token;
-    let together = both && plan.window == Residency::Registers;
-    let few = registers(plan.rows(s), numbers) <= FEW[0]
-        || together && registers(plan.rows(s).max(2), s.slots() + s.taps) <= FEW[1];
+    let few = plan.rows(s) * plan.features * numbers * s.real().size() / 4 <= FEW[0]
+        || plan.window == Residency::Registers && joined(s, plan.features, plan.rows(s));
     if plan.keep_in_registers && few { vec![0, others[0], others[1]] } else { others.to_vec() }
+}
+
+/// Whether the sums of a token read's backward join its window in registers, for two packets at least: in shared memory
+/// both would move five times a token's bytes.
+fn joined(s: &RewriteRead, features: usize, rows: usize) -> bool {
+    let registers = rows.max(2) * features * (s.slots() + s.taps) * s.real().size() / 4;
+    s.kernel == Kernel::Backward && s.compress == Compress::Token && registers <= FEW[1]
 }

@@ -3,10 +3,9 @@
 
 use super::candidates::{THREADS_APART, packets, usual_packet};
 use super::limits::Limits;
-use super::overrides::{Overrides, no_plan};
+use super::overrides::Overrides;
 use super::plan::Plan;
 use crate::cuda::kernel::{Expand, Kernel};
-use crate::error::Result;
 
 /// Registers of a thread for its packet's weight.
 const MOST_OF_A_WEIGHT: usize = 168;
@@ -15,40 +14,11 @@ const CHUNK: usize = 64;
 /// Blocks that a grid may have along its second axis.
 const MOST_GRID_BLOCKS: usize = 65_535;
 
-/// Fails for packets that do not divide the features.
-pub(super) fn plan(s: &Expand, limits: &Limits, overrides: &Overrides) -> Result<Plan> {
-    candidates(s, limits, overrides).into_iter().next().ok_or_else(|| {
-        let words = overrides.get("FEATURES").map(|features| format!("FEATURES={features}"));
-        let reason = format!("the kernel cannot run so with d = {} and m = {}", s.d, s.m);
-        no_plan(&words.unwrap_or_default(), s.kernel.name(), &reason)
-    })
-}
-
-/// The next plan to try if a plan's kernel spills registers.
-pub(super) fn after_spill(plan: &Plan, s: &Expand, limits: &Limits) -> Option<Plan> {
-    let plans = candidates(s, limits, &Overrides::default());
-    plans.into_iter().find(|shorter| shorter.features < plan.features)
-}
-
-/// Lines for a log: the first three candidates.
-pub(super) fn report(s: &Expand, limits: &Limits, overrides: &Overrides) -> Vec<String> {
-    let all = candidates(s, limits, overrides);
-    let mut lines =
-        vec![format!("{} candidates for {}, d = {}, m = {}:", all.len(), s.kernel.name(), s.d, s.m)];
-    lines.extend(all.iter().take(3).zip(1..).map(|(plan, number)| {
-        let words = plan.defines().map(|(name, value)| format!("{name}={value}")).join(" ");
-        format!("  {number}. {words}: needs about {} registers", registers(s, plan))
-    }));
-    if all.len() > 1 { lines } else { Vec::new() }
-}
-
-/// The candidates, the best first: the longest packets, but those that are known to spill come last.
-pub(super) fn candidates(s: &Expand, limits: &Limits, overrides: &Overrides) -> Vec<Plan> {
+/// The candidates, the best first: the longest packets.
+pub(super) fn candidates(s: &Expand, overrides: &Overrides) -> Vec<Plan> {
     let lengths = overrides.get("FEATURES").map_or_else(|| lengths(s), |features| vec![features]);
     let possible = lengths.into_iter().filter(|features| s.d.is_multiple_of(*features));
-    let mut plans: Vec<Plan> = possible.map(|features| planned(s, features, overrides)).collect();
-    plans.sort_by_key(|plan| registers(s, plan).saturating_sub(limits.most_registers(plan.threads)));
-    plans
+    possible.map(|features| planned(s, features, overrides)).collect()
 }
 
 /// Packets up to the usual length. If only short ones leave room to keep the weight, then these.
@@ -71,12 +41,6 @@ fn planned(s: &Expand, features: usize, overrides: &Overrides) -> Plan {
         blocks: 1,
         ..Plan::default()
     }
-}
-
-/// Registers that a thread needs, at the least.
-fn registers(s: &Expand, plan: &Plan) -> usize {
-    let weight = if plan.keep_in_registers { weight_registers(s, plan.features) } else { 0 };
-    16 + plan.features * (s.m + 1) + weight
 }
 
 /// Registers for a packet's weight, its sums, and the numbers of as many tokens as it has taps.

@@ -1,8 +1,8 @@
-//! What a plan takes of a device, why that may be too much, and the bytes that move for every token.
+//! What a plan takes of a device, and why that may be too much.
 
 use super::limits::Limits;
 use super::plan::{Plan, Residency};
-use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, RewriteRead};
+use crate::cuda::kernel::{Compress, Kernel, RewriteRead};
 use crate::problem::stats_before;
 
 /// Every block reserves this much shared memory for itself (from sm_80 on).
@@ -98,43 +98,4 @@ pub(super) fn token_inputs(s: &RewriteRead) -> [usize; 5] {
     let there = [true, s.rewrite, backward, read, token].map(usize::from);
     let bytes = [s.m * state, s.rewrites * types.direction.size(), s.m * state, types.context.size(), state];
     std::array::from_fn(|input| there[input] * bytes[input])
-}
-
-/// Bytes that move for every token: of device memory, of L2, and of shared memory or the first-level cache, of which the
-/// blocks of a multiprocessor have `cache` bytes.
-pub(super) fn moved(s: &RewriteRead, plan: &Plan, cache: usize) -> [usize; 3] {
-    let (slices, vector) = (plan.slices(s), s.d * s.real().size());
-    let inputs = token_inputs(s).map(|bytes| s.d * bytes);
-    let (all, state) = (inputs.iter().sum::<usize>(), inputs[0]);
-    let outputs = if s.kernel == Kernel::Parameters { 0 } else { state + s.d * s.types.direction.size() };
-    // The second kernel reads all of a token but G.
-    let separate = if plan.sums == Residency::SeparateKernel { all - state } else { 0 };
-    // From a stage, else from memory (L2 may have lost them).
-    let second = if plan.keep_in_registers { 0 } else { inputs[..3].iter().sum() };
-    // A stage is written and read, and read again.
-    let (again, staged) = if plan.stages == 0 { (second, 0) } else { (0, all + second) };
-    // Every vector of the window and of the sums is read and written.
-    let vectors = |place| {
-        let window = if s.compress == Compress::Token && plan.window == place { s.taps } else { 0 };
-        2 * (window + if plan.sums == place { s.slots() } else { 0 }) * vector
-    };
-    let parameters = parameter_bytes(s);
-    // The blocks may all have different slices; packets that are read again pass through the cache beside them.
-    let cached = parameters / slices * plan.blocks.min(slices) + again / slices * plan.blocks;
-    let uncached = if cached <= cache { 0 } else { parameters };
-    [
-        all + outputs + separate + again,
-        vectors(Residency::Global) + uncached,
-        vectors(Residency::Shared) + staged + 2 * kept_vectors(s, plan) * vector,
-    ]
-}
-
-/// Bytes of the parameters that every token needs: as many vectors as their sums, in the type of one. Other kernels' blocks
-/// have few of them each.
-fn parameter_bytes(s: &RewriteRead) -> usize {
-    let (Parts { norm_weight: norm, gate, value, .. }, types) = (s.parts, &s.types);
-    let compress = matches!(s.compress, Compress::Channel | Compress::Token);
-    let all = RewriteRead { sums: ParameterSums { compress, norm, gate, value }, ..*s };
-    let vectors = if matches!(s.kernel, Kernel::Forward | Kernel::Backward) { all.slots() } else { 0 };
-    vectors * s.d * if compress { types.compress } else { types.gate }.size()
 }

@@ -1,7 +1,6 @@
 //! Choices made by hand: tests reach every plan with them, tuning compares them.
 
 use super::plan::{Plan, Residency};
-use crate::error::Error;
 
 /// A choice: its name in `DDL_PLAN`, which is its macro's, its least and its greatest value, and how a plan makes it.
 type Choice = (&'static str, usize, usize, fn(&mut Plan, usize));
@@ -60,17 +59,11 @@ impl Overrides {
         self
     }
 
-    /// Whether every macro is left to the planner.
-    pub(super) fn no_macro(&self) -> bool {
-        self.without("ORDER").without("CHUNK") == Overrides::default()
-    }
-
     /// A plan with each of the usual values of a choice, or with the one that was made by hand.
     pub(super) fn vary(&self, plan: &Plan, name: &str, usual: Vec<usize>) -> Vec<Plan> {
-        let (.., make) = CHOICES[index(name)];
         let values = self.get(name).map_or(usual, |value| vec![value]);
         let mut plans = vec![*plan; values.len()];
-        plans.iter_mut().zip(values).for_each(|(plan, value)| make(plan, value));
+        plans.iter_mut().zip(values).for_each(|(plan, value)| CHOICES[index(name)].3(plan, value));
         plans
     }
 
@@ -80,11 +73,6 @@ impl Overrides {
             CHOICES.iter().zip(self.0).filter_map(|((name, ..), value)| Some(format!("{name}={}", value?)));
         words.collect::<Vec<_>>().join(" ")
     }
-}
-
-/// Refuses the words that leave a kernel no plan.
-pub(super) fn no_plan(words: &str, kernel: &str, reason: &str) -> Error {
-    Error::Argument(format!("`DDL_PLAN` has {words}, which leaves no plan for `{kernel}`: {reason}"))
 }
 
 /// Where a choice is in the list.

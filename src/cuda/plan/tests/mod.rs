@@ -1,6 +1,7 @@
 //! Devices and specialisations that the tests plan for.
 
 mod chunks;
+mod measured;
 mod overrides;
 mod planned;
 mod properties;

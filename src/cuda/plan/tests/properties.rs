@@ -114,7 +114,7 @@ fn an_expansion_has_the_longest_packets_that_leave_room_for_its_weight() {
         for kernel in [Kernel::ExpandForward, Kernel::ExpandBackward] {
             let s = expansion(kernel, sizes.d, sizes.m, sizes.taps, sizes.types.state);
             let plan = Plan::new(&s, &limits, &Overrides::default()).unwrap();
-            for other in expand::candidates(&s, &limits, &Overrides::default()) {
+            for other in expand::candidates(&s, &Overrides::default()) {
                 assert!(other.features <= plan.features, "{s:?}: {other:?} before {plan:?}");
                 assert_eq!(other.keep_in_registers, plan.keep_in_registers, "the weight's layout: {s:?}");
             }

@@ -1,9 +1,9 @@
-//! Why a plan does not fit, why overrides leave none, and the lines of the log.
+//! Why a plan does not fit, and why overrides leave none.
 
 use super::{CLUSTERED, LARGE, SMALL, expansion, specialisation};
 use crate::cuda::kernel::Kernel;
 use crate::cuda::plan::footprint::{dynamic_shared, exceeds};
-use crate::cuda::plan::{Limits, Overrides, Plan, report};
+use crate::cuda::plan::{Limits, Overrides, Plan};
 use crate::tensor::Dtype;
 
 fn refused(words: &str, m: usize, limits: &Limits) -> String {
@@ -40,8 +40,8 @@ fn every_limit_has_its_reason() {
     let expected = [
         "needs clusters of 4 blocks, this GPU has clusters of 1 at most",
         "needs sums over 4224 threads, the kernels add up 4096 at most",
-        "needs 162 KiB of shared memory, a block has 99",
-        "needs 253 KiB of shared memory for 6 blocks, a multiprocessor has 228",
+        "needs 242 KiB of shared memory, a block has 99",
+        "needs 373 KiB of shared memory for 6 blocks, a multiprocessor has 228",
         "needs 2560 threads for 5 blocks, a multiprocessor has 2048",
         "needs 3 blocks per multiprocessor, which runs 2 at most",
     ];
@@ -78,7 +78,7 @@ fn overrides_that_leave_no_plan_are_refused_with_the_one_at_fault() {
             LARGE,
             format!(
                 "`DDL_PLAN` has CLUSTER=1 SUMS=1 STAGES=2, which {leaves_none} with d = 4096 and m = 4 it needs \
-                 324 KiB of shared memory, a block has 227"
+                 322 KiB of shared memory, a block has 227"
             ),
         ),
     ] {
@@ -91,37 +91,11 @@ fn overrides_that_leave_no_plan_are_refused_with_the_one_at_fault() {
 }
 
 #[test]
-fn an_expansion_has_its_reason_and_its_lines() {
+fn an_expansion_has_its_reason() {
     let s = expansion(Kernel::ExpandBackward, 6, 1, 4, Dtype::F32);
     let overrides = Overrides::parse("STAGES=0 FEATURES=4").unwrap();
     assert_eq!(
         Plan::new(&s, &LARGE, &overrides).unwrap_err().to_string(),
         "`DDL_PLAN` has FEATURES=4, which leaves no plan for `expand_bwd`: the kernel cannot run so with d = 6 and m = 1"
-    );
-    let lines = report(&s, &LARGE, &Overrides::default());
-    assert_eq!(lines[0], "2 candidates for expand_bwd, d = 6, m = 1:");
-    assert!(
-        lines[1].contains(" FEATURES=2 ") && lines[1].ends_with(": needs about 52 registers"),
-        "{lines:?}"
-    );
-    assert!(lines[2].contains(" FEATURES=1 "), "{lines:?}");
-}
-
-#[test]
-fn the_log_has_the_first_candidates_and_those_that_do_not_fit() {
-    let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
-    let lines = report(&s, &SMALL, &Overrides::default());
-    assert!(lines[0].ends_with(" candidates for rewrite_read_bwd, d = 4096, m = 4:"), "{}", lines[0]);
-    let plan = Plan::new(&s, &SMALL, &Overrides::default()).unwrap();
-    assert!(lines[1].starts_with("  1. CLUSTER=1 "), "{}", lines[1]);
-    assert!(
-        lines[1].contains(&format!(" THREADS={} ", plan.threads)) && lines[1].ends_with(" clocks a token")
-    );
-    assert!(lines[2].ends_with(" clocks a token"), "{}", lines[2]);
-    assert_eq!(lines.len(), 7, "three that fit, three that do not: {lines:#?}");
-    assert!(
-        lines[4].starts_with("  not ") && lines[4].contains(" of shared memory, a block has 99"),
-        "{}",
-        lines[4]
     );
 }

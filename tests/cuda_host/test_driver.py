@@ -365,10 +365,6 @@ REFUSALS = [
         "cuda:0 cannot be used: `DDL_PLAN` must have STAGES from 0 to 2, got 3",
     ),
     (
-        {"DDL_PLAN": "CLUSTER=2", "STAND_IN_CAPABILITY": "80"},
-        "cuda:0 cannot be used: `DDL_PLAN` must have CLUSTER up to 1 on this GPU, got 2",
-    ),
-    (
         {"STAND_IN_FAIL": "cuInit 803"},
         "NVIDIA's driver did not start (CUDA error 803, the driver's own words): check "
         "`nvidia-smi`, or keep the tensors on the CPU",

@@ -1,11 +1,10 @@
-//! Choices made by hand: tests reach every plan with them, tuning compares them.
+//! Choices made by hand: tests reach every plan with them, benchmarks/gpu compares them.
 
 use super::plan::{Plan, Residency};
 
-/// A choice: its name in `DDL_PLAN`, which is its macro's, its least and its greatest value, and how a plan makes it.
-type Choice = (&'static str, usize, usize, fn(&mut Plan, usize));
-
-const CHOICES: [Choice; 12] = [
+/// The choices: their names in `DDL_PLAN`, which are those of the macros, their least and greatest values, and how a plan
+/// makes them.
+const CHOICES: [(&str, usize, usize, fn(&mut Plan, usize)); 12] = [
     ("CLUSTER", 1, 8, |plan, value| plan.cluster = value),
     ("THREADS", 32, 1024, |plan, value| plan.threads = value),
     ("FEATURES", 1, 8, |plan, value| plan.features = value),
@@ -20,6 +19,9 @@ const CHOICES: [Choice; 12] = [
     ("CHUNK", 1, usize::MAX, |_, _| ()), // tokens of a block; no macro
 ];
 
+/// A choice that a kernel may have: its name, and its usual values after the choices before it.
+pub(super) type Choice<'a> = (bool, &'a str, &'a dyn Fn(&Plan) -> Vec<usize>);
+
 /// The choices that are not left to the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overrides([Option<usize>; CHOICES.len()]);
@@ -29,18 +31,11 @@ impl Overrides {
     pub fn parse(words: &str) -> Result<Overrides, String> {
         let mut overrides = Overrides::default();
         for word in words.split_whitespace() {
-            let (name, value) = word.split_once('=').unwrap_or((word, ""));
-            let no_word = |_| format!("must be words like CLUSTER=2 or STAGES=0, got {word:?}");
-            let value: usize = value.parse().map_err(no_word)?;
-            let names = CHOICES.map(|(name, ..)| name);
-            let Some(choice) = names.iter().position(|known| *known == name) else {
-                let names = names.join(", ").replace(", CHUNK", " or CHUNK");
-                return Err(format!("must name {names}, got {name:?}"));
-            };
-            let (_, least, most, _) = CHOICES[choice];
-            if name == "THREADS" && !value.is_multiple_of(32) {
-                return Err(format!("must have THREADS in warps of 32, got {value}"));
-            }
+            let choice =
+                word.split_once('=').and_then(|(name, value)| Some((index(name)?, value.parse().ok()?)));
+            let (choice, value) =
+                choice.ok_or_else(|| format!("must be words like CLUSTER=2 or STAGES=0, got {word:?}"))?;
+            let (name, least, most, _) = CHOICES[choice];
             if !(least..=most).contains(&value) {
                 return Err(format!("must have {name} from {least} to {most}, got {value}"));
             }
@@ -50,32 +45,30 @@ impl Overrides {
     }
 
     pub fn get(&self, name: &str) -> Option<usize> {
-        self.0[index(name)]
+        self.0[index(name)?]
     }
 
-    /// All but one choice.
-    pub fn without(mut self, name: &str) -> Overrides {
-        self.0[index(name)] = None;
+    pub(super) fn without(mut self, names: &[&str]) -> Overrides {
+        names.iter().filter_map(|name| index(name)).for_each(|choice| self.0[choice] = None);
         self
     }
 
-    /// A plan with each of the usual values of a choice, or with the one that was made by hand.
-    pub(super) fn vary(&self, plan: &Plan, name: &str, usual: Vec<usize>) -> Vec<Plan> {
-        let values = self.get(name).map_or(usual, |value| vec![value]);
-        let mut plans = vec![*plan; values.len()];
-        plans.iter_mut().zip(values).for_each(|(plan, value)| CHOICES[index(name)].3(plan, value));
+    /// The plans that make the choices in every usual way, or as it was chosen by hand.
+    pub(super) fn vary(&self, first: Plan, choices: &[Choice]) -> Vec<Plan> {
+        let mut plans = vec![first];
+        for (_, name, usual) in choices.iter().filter(|(has, ..)| *has) {
+            let make = CHOICES[index(name).expect("a name of the list")].3;
+            let values = |plan: &Plan| self.get(name).map_or_else(|| usual(plan), |value| vec![value]);
+            let varied = plans.iter().flat_map(|plan| values(plan).into_iter().map(|value| (*plan, value)));
+            let mut varied: Vec<_> = varied.collect();
+            varied.iter_mut().for_each(|(plan, value)| make(plan, *value));
+            plans = varied.into_iter().map(|(plan, _)| plan).collect();
+        }
         plans
-    }
-
-    /// The words that it was parsed from.
-    pub(super) fn words(&self) -> String {
-        let words =
-            CHOICES.iter().zip(self.0).filter_map(|((name, ..), value)| Some(format!("{name}={}", value?)));
-        words.collect::<Vec<_>>().join(" ")
     }
 }
 
 /// Where a choice is in the list.
-fn index(name: &str) -> usize {
-    CHOICES.iter().position(|(known, ..)| *known == name).expect("a name of the list")
+fn index(name: &str) -> Option<usize> {
+    CHOICES.iter().position(|(known, ..)| *known == name)
 }

@@ -1,23 +1,34 @@
-//! The planner: the plan that was timed to be the fastest, else the first candidate of the rule that fits, and the next
-//! one if its kernel spills registers.
+//! The planner: the plan that was timed to be the fastest, else the first candidate of the rule, and the next one if its
+//! kernel spills registers.
 
-use super::candidates::candidates;
-use super::expand;
-use super::footprint::{exceeds, registers, shared};
+use super::candidates::{candidates, short};
+use super::footprint::registers;
 use super::limits::Limits;
-use super::measured::measured;
 use super::overrides::Overrides;
 use super::plan::{Plan, Residency};
-use crate::cuda::kernel::Specialisation;
+use crate::cuda::kernel::{Compress, RewriteRead, Specialisation};
 use crate::error::{Error, Result};
+
+/// The fastest plans without a spill of those that were timed on an H200, by `benchmarks/gpu/day.sh table`: lines of kernel,
+/// read, value channels, the state's dtype, chain or stored, width, and the plan's macros.
+const TABLE: &str = include_str!("table.txt");
+/// Shared memory of a multiprocessor of the GPU that was timed.
+const SHARED: usize = 228 << 10;
 
 impl Plan {
     /// Fails for overrides that leave no plan, and for so many value channels that no block could add up its sums.
     pub fn new(s: impl Into<Specialisation>, limits: &Limits, overrides: &Overrides) -> Result<Plan> {
         let s = s.into();
-        let timed = measured(&s, limits, overrides);
-        let by_rule = || fitting(&s, limits, overrides).next();
-        timed.or_else(by_rule).ok_or_else(|| refusal(&s, limits, overrides))
+        let by_rule = |overrides: &Overrides| candidates(&s, limits, overrides).first().copied();
+        measured(&s, limits, overrides).or_else(|| by_rule(overrides)).ok_or_else(|| {
+            Error::Argument(match &s {
+                Specialisation::RewriteRead(s) if by_rule(&Overrides::default()).is_none() => format!(
+                    "`state` must have fewer value channels to be worked on by a GPU, got {}: move it to the CPU",
+                    s.m
+                ),
+                _ => format!("`DDL_PLAN` leaves no plan for `{}`", s.kernel().name()),
+            })
+        })
     }
 
     /// The next plan to try if this one's kernel spills registers: the next of the rule that leaves a thread more of
@@ -30,46 +41,41 @@ impl Plan {
             Specialisation::RewriteRead(s) => registers(s, plan) + plan.load_ahead, // which takes a few
             Specialisation::Expand(_) => plan.features, // which have their registers each
         };
-        fitting(&s, limits, &Overrides::default()).find(|plan| {
+        candidates(&s, limits, &Overrides::default()).into_iter().find(|plan| {
             separate(plan) == separate(self) && most(plan) + needed(self) > most(self) + needed(plan)
         })
     }
 }
 
-/// The candidates that a device has room for, the best first.
-fn fitting(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> impl Iterator<Item = Plan> {
-    let all = match s {
-        Specialisation::RewriteRead(s) => candidates(s, limits, overrides),
-        Specialisation::Expand(s) => expand::candidates(s, overrides),
-    };
-    let fits =
-        |plan: &Plan| !matches!(s, Specialisation::RewriteRead(s) if exceeds(s, plan, limits).is_some());
-    all.into_iter().filter(move |plan| fits(plan))
+/// The plan of the table, on GPUs with clusters and as much shared memory, if it fits and no macro is chosen by hand. A
+/// width that was not timed has that of the next narrower one, with threads and registers by the rule, if it is wider by
+/// a third at most.
+fn measured(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Option<Plan> {
+    let Specialisation::RewriteRead(timed) = s else { return None };
+    let taps = if timed.compress == Compress::Token { 4 } else { 1 };
+    let as_timed = timed.rewrite
+        && [timed.rewrites, timed.next, timed.taps] == [1, 1, taps]
+        && timed.aligned
+        && timed.types.direction.size() == 2
+        && limits.cluster > 1
+        && limits.shared_per_multiprocessor >= SHARED;
+    let by_hand = overrides.without(&["ORDER", "CHUNK"]) != Overrides::default();
+    let (width, words) = row(TABLE, timed).filter(|_| as_timed && !by_hand)?;
+    let all = Overrides::parse(words).expect("macros in the table");
+    let macros = if width == timed.d { all } else { all.without(&["THREADS"]) };
+    let mut plans = candidates(s, limits, &macros).into_iter();
+    plans.find(|plan| width == timed.d || short(timed, plan, limits) == 0)
 }
 
-/// Why no candidate is left: the override at fault, if one alone is, and what the candidate with the least shared memory
-/// needs.
-fn refusal(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Error {
-    let parsed = |words: &str| Overrides::parse(words).unwrap_or_default();
-    let none_left = |words: &str| fitting(s, limits, &parsed(words)).next().is_none();
-    let all = overrides.without("CHUNK").words();
-    let words = all.split(' ').find(|word| none_left(word)).unwrap_or(&all);
-    let (d, m, reason) = match s {
-        Specialisation::Expand(s) => (s.d, s.m, None),
-        Specialisation::RewriteRead(s) => {
-            let plans = candidates(s, limits, &parsed(words)).into_iter();
-            let closest = plans.min_by_key(|plan| plan.blocks * shared(s, plan));
-            (s.d, s.m, closest.and_then(|plan| exceeds(s, &plan, limits)))
-        }
+/// The width and the macros of a row. A chain that was not timed has the plan of a stored state, and so its bits.
+pub(super) fn row<'a>(table: &'a str, s: &RewriteRead) -> Option<(usize, &'a str)> {
+    let (kernel, read, dtype) = (s.kernel.name(), format!("{:?}", s.compress), s.types.state.name());
+    let key = format!("{kernel} {} {} {}", read.to_lowercase(), s.m, dtype.trim_start_matches("torch."));
+    let next_narrower = |state: &str| {
+        let rows =
+            table.lines().filter_map(|line| line.strip_prefix(&format!("{key} {state} "))?.split_once(' '));
+        let widths = rows.filter_map(|(width, words)| Some((width.parse().ok()?, words)));
+        widths.filter(|(width, _)| (*width..=width * 4 / 3).contains(&s.d)).max()
     };
-    if none_left("") {
-        let fewer = "`state` must have fewer value channels to be worked on by a GPU, got";
-        return Error::Argument(format!("{fewer} {m}: move it to the CPU"));
-    }
-    let reason = match reason {
-        Some(reason) => format!("with d = {d} and m = {m} it {reason}"),
-        None => format!("the kernel cannot run so with d = {d} and m = {m}"),
-    };
-    let kernel = s.kernel().name();
-    Error::Argument(format!("`DDL_PLAN` has {words}, which leaves no plan for `{kernel}`: {reason}"))
+    next_narrower("chain").filter(|_| s.chain).or_else(|| next_narrower("stored"))
 }

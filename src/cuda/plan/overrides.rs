@@ -4,19 +4,19 @@ use super::plan::{Plan, Residency};
 
 /// The choices: their names in `DDL_PLAN`, which are those of the macros, their least and greatest values, and how a plan
 /// makes them.
-const CHOICES: [(&str, usize, usize, fn(&mut Plan, usize)); 12] = [
-    ("CLUSTER", 1, 8, |plan, value| plan.cluster = value),
-    ("THREADS", 32, 1024, |plan, value| plan.threads = value),
-    ("FEATURES", 1, 8, |plan, value| plan.features = value),
-    ("KEEP_IN_REGISTERS", 0, 1, |plan, value| plan.keep_in_registers = value != 0),
-    ("WINDOW", 0, 2, |plan, value| plan.window = Residency::ALL[value]),
-    ("SUMS", 0, 3, |plan, value| plan.sums = Residency::ALL[value]),
-    ("SEPARATE_SUMS", 0, 2, |plan, value| plan.sums = Residency::ALL[value]), // SUMS of parameters_bwd
-    ("STAGES", 0, 2, |plan, value| plan.stages = value),
-    ("LOAD_AHEAD", 0, 2, |plan, value| plan.load_ahead = value),
-    ("BLOCKS", 1, 32, |plan, value| plan.blocks = value),
-    ("ORDER", 0, 1, |_, _| ()), // 0: a block's tokens are neighbours, 1: blocks take turns; no macro
-    ("CHUNK", 1, usize::MAX, |_, _| ()), // tokens of a block; no macro
+const CHOICES: [(&str, usize, usize, fn(Plan, usize) -> Plan); 12] = [
+    ("CLUSTER", 1, 8, |plan, cluster| Plan { cluster, ..plan }),
+    ("THREADS", 32, 1024, |plan, threads| Plan { threads, ..plan }),
+    ("FEATURES", 1, 8, |plan, features| Plan { features, ..plan }),
+    ("KEEP_IN_REGISTERS", 0, 1, |plan, keep| Plan { keep_in_registers: keep != 0, ..plan }),
+    ("WINDOW", 0, 2, |plan, place| Plan { window: Residency::ALL[place], ..plan }),
+    ("SUMS", 0, 3, |plan, place| Plan { sums: Residency::ALL[place], ..plan }),
+    ("SEPARATE_SUMS", 0, 2, |plan, place| Plan { sums: Residency::ALL[place], ..plan }), // SUMS of parameters_bwd
+    ("STAGES", 0, 2, |plan, stages| Plan { stages, ..plan }),
+    ("LOAD_AHEAD", 0, 2, |plan, load_ahead| Plan { load_ahead, ..plan }),
+    ("BLOCKS", 1, 32, |plan, blocks| Plan { blocks, ..plan }),
+    ("ORDER", 0, 1, |plan, _| plan), // 0: a block's tokens are neighbours, 1: blocks take turns; no macro
+    ("CHUNK", 1, usize::MAX, |plan, _| plan), // tokens of a block; no macro
 ];
 
 /// A choice that a kernel may have: its name, and its usual values after the choices before it.
@@ -55,16 +55,11 @@ impl Overrides {
 
     /// The plans that make the choices in every usual way, or as it was chosen by hand.
     pub(super) fn vary(&self, first: Plan, choices: &[Choice]) -> Vec<Plan> {
-        let mut plans = vec![first];
-        for (_, name, usual) in choices.iter().filter(|(has, ..)| *has) {
+        choices.iter().filter(|(has, ..)| *has).fold(vec![first], |plans, (_, name, usual)| {
             let make = CHOICES[index(name).expect("a name of the list")].3;
             let values = |plan: &Plan| self.get(name).map_or_else(|| usual(plan), |value| vec![value]);
-            let varied = plans.iter().flat_map(|plan| values(plan).into_iter().map(|value| (*plan, value)));
-            let mut varied: Vec<_> = varied.collect();
-            varied.iter_mut().for_each(|(plan, value)| make(plan, *value));
-            plans = varied.into_iter().map(|(plan, _)| plan).collect();
-        }
-        plans
+            plans.iter().flat_map(|plan| values(plan).into_iter().map(|value| make(*plan, value))).collect()
+        })
     }
 }
 

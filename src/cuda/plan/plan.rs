@@ -45,16 +45,8 @@ pub struct Plan {
 impl Plan {
     /// The plan that a kernel's choices change.
     pub(super) fn first(aligned: bool) -> Plan {
-        let align = if aligned { 16 } else { 2 };
-        Plan {
-            cluster: 1,
-            threads: 256,
-            features: 1,
-            align,
-            keep_in_registers: true,
-            blocks: 1,
-            ..Plan::default()
-        }
+        let one = Plan { cluster: 1, threads: 256, features: 1, blocks: 1, ..Plan::default() };
+        Plan { align: if aligned { 16 } else { 2 }, keep_in_registers: true, ..one }
     }
 
     /// The macros that the plan decides.

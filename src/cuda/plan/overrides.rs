@@ -2,9 +2,11 @@
 
 use super::plan::{Plan, Residency};
 
+type Make = fn(Plan, usize) -> Plan;
+
 /// The choices: their names in `DDL_PLAN`, which are those of the macros, their least and greatest values, and how a plan
 /// makes them.
-const CHOICES: [(&str, usize, usize, fn(Plan, usize) -> Plan); 12] = [
+const CHOICES: [(&str, usize, usize, Make); 12] = [
     ("CLUSTER", 1, 8, |plan, cluster| Plan { cluster, ..plan }),
     ("THREADS", 32, 1024, |plan, threads| Plan { threads, ..plan }),
     ("FEATURES", 1, 8, |plan, features| Plan { features, ..plan }),

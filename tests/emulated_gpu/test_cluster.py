@@ -90,7 +90,7 @@ def check_warps(dtype, m, cluster, warps):
 )
 def test_choices_that_leave_no_plan_are_refused(plan):
     tensors = inputs((1, 2), 96, 4)
-    refused = pytest.raises(ValueError, match="^`DDL_PLAN` leaves no plan for `rewrite_read_fwd`$")
+    refused = pytest.raises(ValueError, match=r"^`DDL_PLAN` leaves no plan for `rewrite_read_fwd`$")
     with emulated(plan=plan), refused:
         functional.rewrite(**{n: tensors[n] for n in REWRITE}, eps_k=0.1)
 

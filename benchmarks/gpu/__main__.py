@@ -4,6 +4,7 @@
     benchmarks/gpu/day.sh tests --out FOLDER      # into FOLDER/gpu-tests.jsonl
     benchmarks/gpu/day.sh day --device cpu        # the same code where there is no GPU, in small
     benchmarks/gpu/day.sh show FILE …             # the tables of such files
+    benchmarks/gpu/day.sh table                   # the planner's table of plans, from the records
 
 day.py lists the parts of each call. Nothing is timed before it agrees with ddl.reference or plain
 PyTorch on the device. The call continues after a failure, and ends with exit status 1.
@@ -20,21 +21,23 @@ from pathlib import Path
 
 from ddl.lab.bench import jsonl
 from ddl.lab.bench.tables import progress
-from gpu import day, tables
+from gpu import day, plans, tables
 from gpu.log import Log, fault
 from gpu.rounds import Crew, Rounds
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+RESULTS = plans.RESULTS
 NEEDS_GPU = ("roof", "counters")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("day.sh", description=__doc__, formatter_class=formatter)
-    parser.add_argument("call", choices=("day", "tests", "prepare", "show"))
+    parser.add_argument("call", choices=("day", "tests", "prepare", "show", "table"))
     parser.add_argument("files", nargs="*", type=Path, help="of `show`")
     parser.add_argument("--device", choices=("cuda", "emulated", "cpu"), default="cuda")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder (benchmarks/results)")
+    parser.add_argument(
+        "--out", type=Path, default=plans.RESULTS, help="folder (benchmarks/results)"
+    )
     parser.add_argument("--only", type=lambda text: text.split(","), help="parts, by commas")
     parser.add_argument("--minutes", type=float, help="for everything")
     parser.add_argument("--commit", help="that the wheel was built from, if this is no repository")
@@ -42,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.call == "show":
         lines = [line for file in args.files for line in jsonl.read(file)]
         tables.show(f"{len(lines)} records", lines)
+        return 0
+    if args.call == "table":
+        plans.TABLE.write_text(plans.table(args.out), encoding="utf-8")
         return 0
     crew = Crew(args.device, day.sizes_of(args.device)["model"])
     parts = day.parts(args.call, args.device, crew, args.commit)

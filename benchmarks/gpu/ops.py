@@ -97,8 +97,10 @@ def chains(clock: Clock, case: Line, rounds: int, links: Sequence[int]) -> Itera
             timed[str(count)] = stages([problem], operator)
     for name, taken in time_stages(timed, clock, rounds, chosen.name).items():
         forms[int(name)].seconds = taken
+    on_a_gpu = clock.device.type == "cuda"
+    planned = {"kernels": kernels(clock, case)[0]["kernels"]} if on_a_gpu else {}
     for count, form in forms.items():
-        line = describe(chosen) | {"links": count} | form.to_json()
+        line = describe(chosen) | {"links": count} | form.to_json() | planned
         yield line | {"what": f"{line['what']} links={count}"}
 
 
@@ -140,7 +142,8 @@ def warm(clock: Clock, module: nn.Module, *args: Any, **options: Any) -> Line:
     on_a_gpu = clock.device.type == "cuda" or "DDL_PLAN" in os.environ  # which needs a driver
     architecture = None if on_a_gpu else ARCHITECTURE
     plans = [
-        f"{kernel.name} {kernel.macros[kernel.macros.index('CLUSTER=') :]}, "
+        f"{kernel.name}{' with a chain' * (' CHAIN=1 ' in kernel.macros)} "
+        f"{kernel.macros[kernel.macros.index('CLUSTER=') :]}, "
         f"{kernel.registers} registers, {kernel.spilled} bytes spilled"
         for kernel in ddl.cuda.warmup(module, *args, **options, architecture=architecture)
     ]

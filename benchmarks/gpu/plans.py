@@ -1,13 +1,27 @@
-"""Changes of the kernels that a GPU decides about: each is timed with it and without it.
+"""Plans that a GPU decides about, and the planner's table of those that it decided for.
 
-The planner's own choice has the change. A row here takes it back by `DDL_PLAN`, and is compared
-with the planner's by its share of a copy's rate. `DDL_PLAN` holds for both kernels of a call, so
-the half that a row is not for may have another plan, too.
+The table has the fastest plan without a spill of every kernel that the records time. A row of
+CHOICES is timed by `DDL_PLAN` beside the planner's own plan. `DDL_PLAN` holds for both kernels of a
+call, so the half that a row is not for may have another plan, too.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddl.lab.bench import jsonl
+from gpu.log import Line
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "src" / "cuda" / "plan" / "table.txt"
+RESULTS = ROOT / "benchmarks" / "results"
+# The last that times a kernel decides alone about its plan: kernels and clocks change.
+RECORDS = ("gpu-plans.jsonl", "gpu-day.jsonl")
+COMMAND = "benchmarks/gpu/day.sh table"
+ARGUMENTS = ("ORDER=", "CHUNK=")  # of a kernel, which no plan has
+HALVES = {"forward": "rewrite_read_fwd", "backward": "rewrite_read_bwd"}
 
 
 class Choice(NamedTuple):
@@ -27,7 +41,7 @@ class Choice(NamedTuple):
 
 # A run of neighbouring tokens for each block, where blocks take turns by default.
 RUNS = "ORDER=0"
-# Before the plans that were timed on 2026-11-26 (src/cuda/plan/timed.rs).
+# Before the plans that were timed on 2026-11-26.
 ALONE = "THREADS=192 SUMS=0 STAGES=1 BLOCKS=1 WINDOW=0"
 CHOICES = (
     Choice("channel", 768, 4, "float32", "forward", RUNS),
@@ -43,3 +57,52 @@ CHOICES = (
 )
 # Of the backward with a chain, by the form of the read.
 CHAIN_PLANS = {"channel": "THREADS=128 STAGES=0 BLOCKS=3", "token": ALONE}
+
+
+class Timed(NamedTuple):
+    """A plan of a kernel that was timed. case: kernel, read, m, state, chain or stored, d."""
+
+    case: tuple[Any, ...]
+    plan: str
+    seconds: float
+    own: bool  # the planner's, of that day
+
+
+def timed(lines: Sequence[Line]) -> Iterator[Timed]:
+    """The plans that did not spill, of records of kernels and of operators with their kernels."""
+    for line in lines:
+        order = any(word.startswith(ARGUMENTS) for word in line.get("plan", "").split())
+        known = {"kernel", "kernels"} & line.keys()
+        if line.get("op") != "rewrite_read" or order or not known:
+            continue
+        case = line["form"], line["m"], line["state"]
+        kind = ("chain" if line.get("links") else "stored"), line["d"]
+        if "kernel" in line and not line["spilled"]:
+            key = (line["kernel"], *case, *kind)
+            yield Timed(key, line["plan"], line["seconds"], own=False)
+        for half, kernel in HALVES.items():
+            name = f"{kernel} with a chain" if line.get("links") else kernel
+            for text in line.get("kernels", ()) if half in line else ():
+                if text.startswith(f"{name} CLUSTER=") and ", 0 bytes spilled" in text:
+                    plan, own = text.removeprefix(f"{name} ").partition(",")[0], "plan" not in line
+                    yield Timed((kernel, *case, *kind), plan, line[half]["median"], own)
+
+
+def best(lines: Sequence[Line]) -> dict[tuple[Any, ...], Timed]:
+    """The fastest plan of each case."""
+    found: dict[tuple[Any, ...], Timed] = {}
+    for one in timed(lines):
+        found[one.case] = min(found.get(one.case, one), one, key=lambda each: each.seconds)
+    return found
+
+
+def table(results: Path = RESULTS) -> str:
+    """The planner's table from the records of a folder."""
+    found: dict[tuple[Any, ...], Timed] = {}
+    for path in [results / name for name in RECORDS]:
+        found |= best(jsonl.read(path)) if path.exists() else {}
+    rows = [f"# Written by `{COMMAND}` from {' and '.join(RECORDS)} in benchmarks/results."]
+    for case in sorted(found):
+        words = [word for word in found[case].plan.split() if not word.startswith("ALIGN=")]
+        rows.append(" ".join(map(str, (*case, *words))))
+    return "\n".join(rows) + "\n"

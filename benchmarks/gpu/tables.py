@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddl.lab.bench.tables import Table
+from gpu import plans
 from gpu.log import Line, fault, measured
 
 # Compiled steps over the float32 additive one, by the dtype of the stream.
@@ -15,6 +16,7 @@ RATIOS = {
 }
 MEMORY = 1.05
 OF_COPY = {"forward": 0.82, "backward": 0.78}  # of a channel read
+PLANNED = 1.02  # of the best plan that was timed
 DECODE = {"times_eager": 3.0, "ratio": 0.95}  # of one sequence, by a CUDA graph
 LAUNCH_US = {"no grad": 32.0, "forward": 45.0}  # of rewrite_read
 PEAK_GB_S = {"H100": 3350.0, "H200": 4800.0}  # of the data sheet
@@ -28,7 +30,8 @@ STEPS = {
 
 def show(head: str, lines: list[Line]) -> None:
     every = (checks(lines), *(steps(lines, part) for part in STEPS), *operators(lines),
-             chains(lines), roof(lines), decoded(lines), launches(lines))  # fmt: skip
+             chains(lines), planned(lines), roof(lines), decoded(lines),
+             launches(lines))  # fmt: skip
     for table in [table for table in every if table.rows]:
         table.show()
     failed = [line for line in lines if fault(line)]
@@ -133,6 +136,18 @@ def chains(lines: list[Line]) -> Table:
         seconds, part = line["backward"]["median"], f"{share(line, 'backward'):.2f}"
         times = f"{seconds / none.setdefault(key, seconds):.2f}"
         table.add(*key, str(line["links"]), f"{1e6 * seconds:.0f}", part, times)
+    return table
+
+
+def planned(lines: list[Line]) -> Table:
+    """How far the planner's own plans are from the best that the same records time."""
+    columns = ("kernel", "form", "m", "state", "", "d", "own µs", "× best", "best plan")
+    table, best = Table("The planner's plans", columns, labels=5), plans.best(lines)
+    for own in [one for one in plans.timed(lines) if one.own]:
+        least = best[own.case]
+        ratio, other = own.seconds / least.seconds, least.plan if least.plan != own.plan else ""
+        cells = f"{1e6 * own.seconds:.0f}", f"{ratio:.3f}{mark(ratio, -PLANNED)}", other
+        table.add(*map(str, own.case), *cells)
     return table
 
 

@@ -16,3 +16,5 @@ pub mod expand;
 pub mod kernel;
 pub mod plan;
 pub mod rewrite_read;
+#[cfg(test)]
+mod samples;

@@ -4,7 +4,7 @@ use super::auxiliary::{launch_reduce, partial};
 use super::device::{Call, Loaded};
 use super::kernel::arguments::{self, Address, Backward, MOST_LINKS, Reduce, are_aligned};
 use super::kernel::{self, Compress, Kernel, ParameterSums};
-use super::plan::Residency;
+use super::plan::{Limits, Plan, Residency};
 use crate::error::{Error, Result};
 use crate::problem::{Gradients, Incoming, Link, Outputs, Read, RewriteRead};
 use crate::tensor::Tensor;
@@ -118,7 +118,7 @@ fn reduce(
     launch_reduce(&backward.reduce(), argument, call)
 }
 
-/// Splits the tokens into chunks and allocates the kernel's scratch memory; returns the number of blocks.
+/// Splits the tokens into chunks and allocates memory for the windows of each block; returns the number of blocks.
 fn split_tokens(
     argument: &mut arguments::RewriteRead,
     problem: &RewriteRead,
@@ -129,19 +129,27 @@ fn split_tokens(
     let (tokens, device) = (problem.sizes.tokens(), call.device);
     let overrides = device.overrides();
     let (plan, wave) = (&loaded.plan, loaded.wave);
-    let planned = plan.chunk(specialisation, wave, device.limits(), tokens);
-    let chunk = overrides.get("CHUNK").unwrap_or(planned);
+    let planned = || planned_chunk(specialisation, plan, wave, device.limits(), tokens);
+    let chunk = overrides.get("CHUNK").unwrap_or_else(planned);
     let blocks = tokens.div_ceil(chunk);
     argument.tokens = tokens as i64;
     argument.time = problem.sizes.time as i64;
     argument.chunk = chunk as i64;
     let neighbours = specialisation.compress == Compress::Token || overrides.get("ORDER") == Some(0);
     argument.step = if neighbours { 1 } else { blocks as i64 };
-    let scratch = loaded.plan.scratch(specialisation, blocks);
-    if scratch > 0 {
-        argument.scratch = call.memory.allocate(scratch)?;
+    if plan.window == Residency::Global {
+        let window = specialisation.taps * plan.width(specialisation) * specialisation.real().size();
+        argument.scratch = call.memory.allocate(blocks * plan.slices(specialisation) * window)?;
     }
     Ok(blocks)
+}
+
+/// Returns the tokens that a block walks, so that each of the `wave` blocks that run at once has one chunk.
+fn planned_chunk(s: &kernel::RewriteRead, plan: &Plan, wave: usize, limits: &Limits, tokens: usize) -> usize {
+    let chunk = |blocks: usize| tokens.div_ceil((blocks / plan.slices(s)).max(1));
+    // A chunk repeats the K − 1 tokens before it: keep that to a tenth while every multiprocessor has work.
+    let long = (10 * (s.taps - 1)).min(chunk(limits.multiprocessors));
+    chunk(wave).max(long).max(1)
 }
 
 /// Returns the read's weight in the layout that the kernels expect.
@@ -209,5 +217,46 @@ impl Gradients {
         let Gradients { compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias, .. } = self;
         let wanted = [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias];
         wanted.iter().any(|gradient| gradient.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::samples::{CLUSTERED, LARGE, specialisation};
+    use crate::tensor::Dtype;
+
+    #[test]
+    fn chunks_cover_the_tokens_in_one_wave() {
+        for tokens in [1, 7, 131, 132, 133, 4096, 100_000] {
+            for (kernel, d) in [(Kernel::Forward, 768), (Kernel::Backward, 4096), (Kernel::Parameters, 4096)]
+            {
+                let s = specialisation(kernel, d, 4, 1, Dtype::Bf16);
+                let plan = Plan::new(&s, &CLUSTERED, &Default::default()).unwrap();
+                let chunk = planned_chunk(&s, &plan, plan.wave(&CLUSTERED), &CLUSTERED, tokens);
+                let blocks = tokens.div_ceil(chunk) * plan.slices(&s);
+                assert!(chunk >= 1 && blocks <= CLUSTERED.multiprocessors * plan.blocks, "{d}: {blocks}");
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_leave_out_what_clusters_have_no_room_for() {
+        let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
+        let plan = Plan::new(&s, &CLUSTERED, &Default::default()).unwrap();
+        assert_eq!((plan.cluster, plan.wave(&CLUSTERED)), (4, 396));
+        let chunk = |wave| planned_chunk(&s, &plan, wave, &CLUSTERED, 9900);
+        assert_eq!(chunk(396), 100);
+        assert_eq!(chunk(360), 110);
+        assert_eq!(chunk(4), 9900);
+    }
+
+    #[test]
+    fn a_token_reads_halo_stays_small_while_there_is_work_for_all() {
+        let s = specialisation(Kernel::Forward, 768, 4, 4, Dtype::Bf16);
+        let plan = Plan::new(&s, &CLUSTERED, &Default::default()).unwrap();
+        let chunk = |tokens| planned_chunk(&s, &plan, plan.wave(&CLUSTERED), &LARGE, tokens);
+        assert_eq!(chunk(132 * 40), 30);
+        assert_eq!(chunk(132 * 8), 8);
     }
 }

@@ -1,7 +1,8 @@
-"""The plans that are compared on a GPU: each is one, another than the planner's, and right."""
+"""The planner's table is that of the records, and the plans that are compared with it are right."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +79,55 @@ def test_plans_are_right(load: Any) -> None:
         arguments = {"case": case, "rounds": 0}
         (line,) = worker.run("emulated", "operators", arguments, choice.plan)
         assert line["gate"]["red"] is None, choice
+
+
+def test_the_table_is_written_from_the_records(load: Any) -> None:
+    plans = load("gpu.plans")
+    assert plans.TABLE.read_text(encoding="utf-8") == plans.table(), plans.COMMAND
+
+
+@needs_emulator
+def test_a_measured_kernel_has_the_best_plan_that_was_timed(load: Any) -> None:
+    plans = load("gpu.plans")
+    halves = {kernel: half for half, kernel in plans.HALVES.items()}
+    best = plans.best(load("ddl.lab.bench.jsonl").read(plans.RESULTS / "gpu-plans.jsonl"))
+    assert len(best) == 36
+    for (kernel, form, m, state, _, d), one in best.items():
+        choice = plans.Choice(form, d, m, state, halves[kernel], "")
+        assert plan_of(load, choice, "") == f"{kernel} {one.plan}", choice
+
+
+def record(ms: float, blocks: int, *, spilled: int = 0, **fields: Any) -> dict[str, Any]:
+    """A day's record of a backward whose two kernels have the same plan."""
+    plan = f"CLUSTER=1 THREADS=64 ALIGN=16 BLOCKS={blocks}, 99 registers, {spilled} bytes spilled"
+    names = ("rewrite_read_bwd", "rewrite_read_bwd with a chain")
+    case = {"op": "rewrite_read", "form": "channel", "d": 768, "m": 4, "state": "float32"}
+    kernels = [f"{name} {plan}" for name in names]
+    return (
+        {"part": "plans"} | case | {"kernels": kernels, "backward": {"median": ms / 1e3}} | fields
+    )
+
+
+def test_a_newer_record_decides_about_its_kernels(load: Any, tmp_path: Path) -> None:
+    plans, jsonl = load("gpu.plans"), load("ddl.lab.bench.jsonl")
+    old = {"kernel": "rewrite_read_bwd", "spilled": 0, "plan": "CLUSTER=2 ALIGN=16 BLOCKS=1"}
+    for d in (768, 2048):
+        line = record(0, 0, d=d, seconds=1e-9) | old
+        jsonl.append(tmp_path / "gpu-plans.jsonl", {k: line[k] for k in line if k != "kernels"})
+    lines = [
+        record(1.1, 4),
+        record(1.0, 3, plan="BLOCKS=3"),
+        record(0.9, 2, plan="BLOCKS=2", spilled=8),
+        record(0.8, 4, plan="ORDER=0"),
+        record(1.2, 5, links=1),
+        record(1.3, 6, links=3),
+    ]
+    for line in lines:
+        jsonl.append(tmp_path / "gpu-day.jsonl", line)
+    assert plans.table(tmp_path).splitlines()[1:] == [
+        "rewrite_read_bwd channel 4 float32 chain 768 CLUSTER=1 THREADS=64 BLOCKS=5",
+        "rewrite_read_bwd channel 4 float32 stored 768 CLUSTER=1 THREADS=64 BLOCKS=3",
+        "rewrite_read_bwd channel 4 float32 stored 2048 CLUSTER=2 BLOCKS=1",
+    ]
+    rows = load("gpu.tables").planned(lines[:2]).rows
+    assert [row[6:8] for row in rows] == [["1100", "1.100 ✗ ≤ 1.02"]]

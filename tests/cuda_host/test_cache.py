@@ -188,14 +188,7 @@ def test_the_log_says_what_is_compiled_for_what(cache):
     )
     for verb in ("compiled", "found"):
         _, said = compile_kernels(cache, 64, DDL_LOG="debug")
-        kernel, candidates, *choices = said.splitlines()
-        assert re.fullmatch(line.format(verb), kernel)
-        assert re.fullmatch(r"ddl: \d+ candidates for rewrite_read_fwd, d = 64, m = 1:", candidates)
-        plans = [text for text in choices if re.match(r"ddl:   \d\. CLUSTER=\d ", text)]
-        assert [text.split()[1] for text in plans] == ["1.", "2.", "3."]
-        clocks = [int(re.search(r"; (\d+) clocks a token$", text)[1]) for text in plans]
-        assert clocks == sorted(clocks)
-        assert all(text in plans or text.startswith("ddl:   not ") for text in choices)
+        assert re.fullmatch(line.format(verb), said.strip())
     _, said = compile_kernels(cache, 64, DDL_LOG="warning")
     assert said == ""
 

@@ -151,7 +151,7 @@ def check_loaded(driver: Path, log: Path, warm: str, step: str, **variables: str
 
 
 def test_shared_memory_is_asked_for_before_it_is_used(driver, tmp_path):
-    code = TOKEN_READ.format(device=0, d=2048, stream=0)
+    code = TOKEN_READ.format(device=0, d=4096, stream=0)
     lines = calls(driver, code, tmp_path / "log", STAND_IN_CAPABILITY="80")
     asked = {
         line[1]: int(line[2].removeprefix("8="))
@@ -363,10 +363,6 @@ REFUSALS = [
     (
         {"DDL_PLAN": "STAGES=3"},
         "cuda:0 cannot be used: `DDL_PLAN` must have STAGES from 0 to 2, got 3",
-    ),
-    (
-        {"DDL_PLAN": "CLUSTER=2", "STAND_IN_CAPABILITY": "80"},
-        "cuda:0 cannot be used: `DDL_PLAN` must have CLUSTER up to 1 on this GPU, got 2",
     ),
     (
         {"STAND_IN_FAIL": "cuInit 803"},

@@ -21,13 +21,13 @@ ssize_t write(int file, const void* data, size_t bytes) {
 }
 
 #ifdef VANISHING
-// Deletes the cache of kernels, if it is empty, as soon as somebody was told that it is there.
-int access(const char* path, int mode) {
-  int (*ask)(const char*, int);
-  *(void**)&ask = dlsym(RTLD_NEXT, "access");
-  const int answer = ask(path, mode);
+// Deletes the cache of kernels as soon as it is made.
+int mkdir(const char* path, mode_t mode) {
+  int (*make)(const char*, mode_t);
+  *(void**)&make = dlsym(RTLD_NEXT, "mkdir");
+  const int made = make(path, mode);
   const char* cache = getenv("DDL_CACHE_DIR");
   if (cache && strcmp(path, cache) == 0) rmdir(path);
-  return answer;
+  return made;
 }
 #endif

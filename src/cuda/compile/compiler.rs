@@ -179,56 +179,13 @@ impl Built {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, RewriteRead, Types};
-    use crate::cuda::plan::{Limits, Overrides};
-    use crate::problem::Erase;
+    use crate::cuda::kernel::Kernel;
+    use crate::cuda::plan::Overrides;
+    use crate::cuda::samples;
     use crate::tensor::Dtype;
 
-    const LIMITS: Limits = Limits {
-        multiprocessors: 132,
-        shared_per_block: 227 << 10,
-        shared_per_multiprocessor: 228 << 10,
-        registers_per_multiprocessor: 65_536,
-        threads_per_multiprocessor: 2048,
-        blocks_per_multiprocessor: 32,
-        cluster: 8,
-    };
-
     fn specialisation(kernel: Kernel) -> Specialisation {
-        let types = Types {
-            state: Dtype::Bf16,
-            direction: Dtype::Bf16,
-            context: Dtype::Bf16,
-            compress: Dtype::F32,
-            norm: Dtype::F32,
-            gate: Dtype::F32,
-            gate_bias: Dtype::F32,
-            value: Dtype::F32,
-            value_bias: Dtype::F32,
-        };
-        let (compress, parts) = (Compress::Channel, Parts::default());
-        let (rewrite, aligned) = (true, true);
-        let sums = ParameterSums::default();
-        let (chain, cached) = (false, false);
-        let s = RewriteRead {
-            kernel,
-            d: 768,
-            m: 4,
-            taps: 1,
-            types,
-            rewrite,
-            rewrites: 1,
-            erase: Erase::default(),
-            next: 1,
-            compress,
-            parts,
-            sums,
-            chain,
-            cached,
-            documents: false,
-            aligned,
-        };
-        Specialisation::RewriteRead(s)
+        (&samples::specialisation(kernel, 768, 4, 1, Dtype::Bf16)).into()
     }
 
     fn key_of(
@@ -243,7 +200,7 @@ mod tests {
     #[test]
     fn the_key_is_of_everything_that_changes_the_binary() {
         let s = specialisation(Kernel::Forward);
-        let plan = Plan::new(s, &LIMITS, &Overrides::default()).unwrap();
+        let plan = Plan::new(s, &samples::CLUSTERED, &Overrides::default()).unwrap();
         let (target, files) = (Target::Cubin(90), &[("a.cuh", "one"), ("b.cu", "two")][..]);
         let options = options(&s, &plan, target);
         let mut keys = vec![

@@ -1,12 +1,11 @@
-//! The retry after a spill: a plan whose kernel spills registers is followed by the next candidate by cost.
+//! The retry after a spill: a plan whose kernel spills registers is followed by the next one of the planner's rule.
 
 use std::time::Instant;
 
 use super::compiler::{Built, build_as_planned};
-use super::log::say;
 use super::nvrtc::Target;
 use crate::cuda::kernel::Specialisation;
-use crate::cuda::plan::{Limits, Overrides, Plan, report};
+use crate::cuda::plan::{Limits, Overrides, Plan};
 use crate::environment;
 use crate::error::Result;
 
@@ -35,7 +34,6 @@ pub fn build(
     let built = Built { seconds: start.elapsed().as_secs_f64(), cached, ..best };
     if environment::kernels::logs_kernels() {
         built.log();
-        report(*specialisation, limits, overrides).iter().for_each(|line| say(line));
     }
     Ok(built)
 }

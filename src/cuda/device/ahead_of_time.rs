@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+
+use rayon::ThreadPoolBuilder;
+use rayon::prelude::*;
 
 use super::backend::{Backend, loaded};
 use super::gpu::Gpu;
@@ -56,33 +56,15 @@ impl AheadOfTime {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner));
         let mut asked: Vec<_> = asked.into_iter().collect();
         asked.sort_by_key(|(s, _)| format!("{:?} {s:?}", s.kernel())); // the same order every time
-        let built = on_all_cores(&asked, |(specialisation, plan)| {
-            build(specialisation, *plan, &self.limits, &self.overrides(), self.target)
-        })?;
+        // A pool of its own, because a forked process has none of the global pool's threads and would wait for ever.
+        let pool = ThreadPoolBuilder::new().build().map_err(|reason| Error::Cuda(reason.to_string()))?;
+        let compile = |(s, plan): &_| build(s, *plan, &self.limits, &self.overrides(), self.target);
+        let built: Vec<_> = pool.install(|| asked.par_iter().map(compile).collect::<Result<_>>())?;
         if let Some(gpu) = &self.gpu {
             built.iter().try_for_each(|built| loaded(&**gpu, &built.specialisation).map(|_| ()))?;
         }
         Ok(built)
     }
-}
-
-/// Runs `work` on every item; the results have the items' order. It starts its own threads, because a forked
-/// process has none of a pool's threads and would wait for them for ever.
-fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
-    let next = AtomicUsize::new(0);
-    let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < items.len());
-    let some = || -> Result<Vec<(usize, R)>> {
-        std::iter::from_fn(take).map(|index| Ok((index, work(&items[index])?))).collect()
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(items.len());
-    let mut done = thread::scope(|scope| -> Result<Vec<_>> {
-        let started: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
-        let ended =
-            started.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        Ok(ended.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
-    })?;
-    done.sort_by_key(|(index, _)| *index);
-    Ok(done.into_iter().map(|(_, result)| result).collect())
 }
 
 /// Returns the limits of an architecture's GPUs. The code depends on the sizes of memory, not on the number of

@@ -57,6 +57,7 @@ mod tests {
 
     use super::*;
     use crate::cuda::kernel::{Expand, Kernel};
+    use crate::cuda::samples;
     use crate::error::Error;
     use crate::tensor::Dtype;
 
@@ -67,19 +68,9 @@ mod tests {
         loads: AtomicUsize,
     }
 
-    const LIMITS: Limits = Limits {
-        multiprocessors: 2,
-        shared_per_block: 64 << 10,
-        shared_per_multiprocessor: 65 << 10,
-        registers_per_multiprocessor: 65_536,
-        threads_per_multiprocessor: 2048,
-        blocks_per_multiprocessor: 32,
-        cluster: 1,
-    };
-
     impl Backend for Counting {
         fn limits(&self) -> &Limits {
-            &LIMITS
+            &samples::LARGE
         }
 
         fn table(&self) -> &Table {
@@ -104,17 +95,7 @@ mod tests {
     #[test]
     fn threads_that_start_at_once_load_a_kernel_once() {
         let (device, start) = (Counting::default(), Barrier::new(8));
-        let expand = |d: usize| Expand {
-            kernel: Kernel::ExpandForward,
-            d,
-            m: 4,
-            taps: 1,
-            state: Dtype::F32,
-            x: Dtype::F32,
-            weight: None,
-            documents: false,
-            aligned: true,
-        };
+        let expand = |d: usize| samples::expansion(Kernel::ExpandForward, d, 4, 1, Dtype::F32);
         let work = || {
             start.wait();
             let found = |d: usize| loaded(&device, &(&expand(d)).into());

@@ -95,19 +95,6 @@ fn find() -> std::result::Result<Gpus, String> {
     Ok(Gpus { driver, clusters, process: std::process::id(), devices })
 }
 
-/// Reads the overrides of the planner's choices from `DDL_PLAN`; they are for timing.
-fn overrides(limits: &Limits) -> std::result::Result<Overrides, String> {
-    let words = environment::kernels::plan();
-    let overrides = Overrides::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
-    let most = limits.cluster;
-    match overrides.get("CLUSTER") {
-        Some(cluster) if cluster > most => {
-            Err(format!("`DDL_PLAN` must have CLUSTER up to {most} on this GPU, got {cluster}"))
-        }
-        _ => Ok(overrides),
-    }
-}
-
 impl Gpu {
     fn open(gpus: &'static Gpus, index: usize) -> std::result::Result<Gpu, String> {
         let driver = &gpus.driver;
@@ -150,7 +137,8 @@ impl Gpu {
             )?,
             cluster: clusters.map_or(1, |_| most),
         };
-        let overrides = overrides(&limits)?;
+        let overrides = Overrides::parse(&environment::kernels::plan());
+        let overrides = overrides.map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
         // SAFETY: as above.
         unsafe { driver.check(call!(driver.cuDevicePrimaryCtxRetain(&mut context, device)))? };
         Ok(Gpu {
@@ -314,7 +302,7 @@ impl Backend for Gpu {
         }
         // A partition of a GPU may have no room for clusters.
         let limits = Limits { cluster: 1, ..self.limits };
-        let plan = Plan::new(*specialisation, &limits, &self.overrides.without("CLUSTER"))?;
+        let plan = Plan::new(*specialisation, &limits, &self.overrides)?;
         self.load_planned(specialisation, plan, &limits)
     }
 

@@ -5,9 +5,9 @@ mod expand;
 mod rewrite_read;
 
 pub use expand::Expand;
+pub use rewrite_read::{Compress, Kernel, ParameterSums, RewriteRead};
 #[cfg(test)]
-pub use rewrite_read::Types;
-pub use rewrite_read::{Compress, Kernel, ParameterSums, Parts, RewriteRead};
+pub use rewrite_read::{Parts, Types};
 
 /// A kernel and all properties of a call that it is compiled for. The number of tokens, pointers and ε are
 /// arguments. Threads, memory and registers follow from this and the device, in [`crate::cuda::plan`].

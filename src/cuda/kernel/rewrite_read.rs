@@ -66,7 +66,7 @@ pub struct Types {
 }
 
 impl Types {
-    pub(super) fn all(dtype: Dtype) -> Types {
+    pub fn all(dtype: Dtype) -> Types {
         Types {
             state: dtype,
             direction: dtype,

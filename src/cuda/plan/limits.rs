@@ -1,9 +1,5 @@
 //! The limits of a device that a plan keeps to.
 
-/// Threads of a block at most: usually, if it re-reads its packets alone on its multiprocessor, and if it keeps them because
-/// nothing else fits, or by hand, and spills.
-pub(super) const MOST_THREADS: [usize; 3] = [256, 512, 1024];
-
 /// Sizes of a device's memories, and how much runs on it at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

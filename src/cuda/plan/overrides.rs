@@ -1,25 +1,28 @@
-//! Choices made by hand: tests reach every plan with them, tuning compares them.
+//! Choices made by hand: tests reach every plan with them, benchmarks/gpu compares them.
 
 use super::plan::{Plan, Residency};
-use crate::error::Error;
 
-/// A choice: its name in `DDL_PLAN`, which is its macro's, its least and its greatest value, and how a plan makes it.
-type Choice = (&'static str, usize, usize, fn(&mut Plan, usize));
+type Make = fn(Plan, usize) -> Plan;
 
-const CHOICES: [Choice; 12] = [
-    ("CLUSTER", 1, 8, |plan, value| plan.cluster = value),
-    ("THREADS", 32, 1024, |plan, value| plan.threads = value),
-    ("FEATURES", 1, 8, |plan, value| plan.features = value),
-    ("KEEP_IN_REGISTERS", 0, 1, |plan, value| plan.keep_in_registers = value != 0),
-    ("WINDOW", 0, 2, |plan, value| plan.window = Residency::ALL[value]),
-    ("SUMS", 0, 3, |plan, value| plan.sums = Residency::ALL[value]),
-    ("SEPARATE_SUMS", 0, 2, |plan, value| plan.sums = Residency::ALL[value]), // SUMS of parameters_bwd
-    ("STAGES", 0, 2, |plan, value| plan.stages = value),
-    ("LOAD_AHEAD", 0, 2, |plan, value| plan.load_ahead = value),
-    ("BLOCKS", 1, 32, |plan, value| plan.blocks = value),
-    ("ORDER", 0, 1, |_, _| ()), // 0: a block's tokens are neighbours, 1: blocks take turns; no macro
-    ("CHUNK", 1, usize::MAX, |_, _| ()), // tokens of a block; no macro
+/// The choices: their names in `DDL_PLAN`, which are those of the macros, their least and greatest values, and how a plan
+/// makes them.
+const CHOICES: [(&str, usize, usize, Make); 12] = [
+    ("CLUSTER", 1, 8, |plan, cluster| Plan { cluster, ..plan }),
+    ("THREADS", 32, 1024, |plan, threads| Plan { threads, ..plan }),
+    ("FEATURES", 1, 8, |plan, features| Plan { features, ..plan }),
+    ("KEEP_IN_REGISTERS", 0, 1, |plan, keep| Plan { keep_in_registers: keep != 0, ..plan }),
+    ("WINDOW", 0, 2, |plan, place| Plan { window: Residency::ALL[place], ..plan }),
+    ("SUMS", 0, 3, |plan, place| Plan { sums: Residency::ALL[place], ..plan }),
+    ("SEPARATE_SUMS", 0, 2, |plan, place| Plan { sums: Residency::ALL[place], ..plan }), // SUMS of parameters_bwd
+    ("STAGES", 0, 2, |plan, stages| Plan { stages, ..plan }),
+    ("LOAD_AHEAD", 0, 2, |plan, load_ahead| Plan { load_ahead, ..plan }),
+    ("BLOCKS", 1, 32, |plan, blocks| Plan { blocks, ..plan }),
+    ("ORDER", 0, 1, |plan, _| plan), // 0: a block's tokens are neighbours, 1: blocks take turns; no macro
+    ("CHUNK", 1, usize::MAX, |plan, _| plan), // tokens of a block; no macro
 ];
+
+/// A choice that a kernel may have: its name, and its usual values after the choices before it.
+pub(super) type Choice<'a> = (bool, &'a str, &'a dyn Fn(&Plan) -> Vec<usize>);
 
 /// The choices that are not left to the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,18 +33,11 @@ impl Overrides {
     pub fn parse(words: &str) -> Result<Overrides, String> {
         let mut overrides = Overrides::default();
         for word in words.split_whitespace() {
-            let (name, value) = word.split_once('=').unwrap_or((word, ""));
-            let no_word = |_| format!("must be words like CLUSTER=2 or STAGES=0, got {word:?}");
-            let value: usize = value.parse().map_err(no_word)?;
-            let names = CHOICES.map(|(name, ..)| name);
-            let Some(choice) = names.iter().position(|known| *known == name) else {
-                let names = names.join(", ").replace(", CHUNK", " or CHUNK");
-                return Err(format!("must name {names}, got {name:?}"));
-            };
-            let (_, least, most, _) = CHOICES[choice];
-            if name == "THREADS" && !value.is_multiple_of(32) {
-                return Err(format!("must have THREADS in warps of 32, got {value}"));
-            }
+            let choice =
+                word.split_once('=').and_then(|(name, value)| Some((index(name)?, value.parse().ok()?)));
+            let (choice, value) =
+                choice.ok_or_else(|| format!("must be words like CLUSTER=2 or STAGES=0, got {word:?}"))?;
+            let (name, least, most, _) = CHOICES[choice];
             if !(least..=most).contains(&value) {
                 return Err(format!("must have {name} from {least} to {most}, got {value}"));
             }
@@ -51,43 +47,25 @@ impl Overrides {
     }
 
     pub fn get(&self, name: &str) -> Option<usize> {
-        self.0[index(name)]
+        self.0[index(name)?]
     }
 
-    /// All but one choice.
-    pub fn without(mut self, name: &str) -> Overrides {
-        self.0[index(name)] = None;
+    pub(super) fn without(mut self, names: &[&str]) -> Overrides {
+        names.iter().filter_map(|name| index(name)).for_each(|choice| self.0[choice] = None);
         self
     }
 
-    /// Whether every macro is left to the planner.
-    pub(super) fn no_macro(&self) -> bool {
-        self.without("ORDER").without("CHUNK") == Overrides::default()
+    /// The plans that make the choices in every usual way, or as it was chosen by hand.
+    pub(super) fn vary(&self, first: Plan, choices: &[Choice]) -> Vec<Plan> {
+        choices.iter().filter(|(has, ..)| *has).fold(vec![first], |plans, (_, name, usual)| {
+            let make = CHOICES[index(name).expect("a name of the list")].3;
+            let values = |plan: &Plan| self.get(name).map_or_else(|| usual(plan), |value| vec![value]);
+            plans.iter().flat_map(|plan| values(plan).into_iter().map(|value| make(*plan, value))).collect()
+        })
     }
-
-    /// A plan with each of the usual values of a choice, or with the one that was made by hand.
-    pub(super) fn vary(&self, plan: &Plan, name: &str, usual: Vec<usize>) -> Vec<Plan> {
-        let (.., make) = CHOICES[index(name)];
-        let values = self.get(name).map_or(usual, |value| vec![value]);
-        let mut plans = vec![*plan; values.len()];
-        plans.iter_mut().zip(values).for_each(|(plan, value)| make(plan, value));
-        plans
-    }
-
-    /// The words that it was parsed from.
-    pub(super) fn words(&self) -> String {
-        let words =
-            CHOICES.iter().zip(self.0).filter_map(|((name, ..), value)| Some(format!("{name}={}", value?)));
-        words.collect::<Vec<_>>().join(" ")
-    }
-}
-
-/// Refuses the words that leave a kernel no plan.
-pub(super) fn no_plan(words: &str, kernel: &str, reason: &str) -> Error {
-    Error::Argument(format!("`DDL_PLAN` has {words}, which leaves no plan for `{kernel}`: {reason}"))
 }
 
 /// Where a choice is in the list.
-fn index(name: &str) -> usize {
-    CHOICES.iter().position(|(known, ..)| *known == name).expect("a name of the list")
+fn index(name: &str) -> Option<usize> {
+    CHOICES.iter().position(|(known, ..)| *known == name)
 }

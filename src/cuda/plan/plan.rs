@@ -1,4 +1,4 @@
-//! A plan: its macros, and the blocks and chunks of tokens that it makes of a call.
+//! A plan: its macros, and how it divides a token among blocks, threads and packets.
 
 use super::limits::Limits;
 use crate::cuda::kernel::{Kernel, RewriteRead};
@@ -43,6 +43,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The plan that a kernel's choices change.
+    pub(super) fn first(aligned: bool) -> Plan {
+        let one = Plan { cluster: 1, threads: 256, features: 1, blocks: 1, ..Plan::default() };
+        Plan { align: if aligned { 16 } else { 2 }, keep_in_registers: true, ..one }
+    }
+
     /// The macros that the plan decides.
     pub fn defines(&self) -> [(&'static str, String); 10] {
         [
@@ -60,12 +66,6 @@ impl Plan {
         .map(|(name, value)| (name, value.to_string()))
     }
 
-    /// Bytes of the windows in global memory, for so many blocks: a vector for each tap.
-    pub fn scratch(&self, s: &RewriteRead, blocks: usize) -> usize {
-        let window = s.taps * self.width(s) * s.real().size();
-        if self.window == Residency::Global { blocks * self.slices(s) * window } else { 0 }
-    }
-
     /// Blocks that share a chunk of tokens, a slice of the features each.
     pub fn slices(&self, s: &RewriteRead) -> usize {
         s.d.div_ceil(self.width(s))
@@ -76,16 +76,8 @@ impl Plan {
         limits.multiprocessors * self.blocks
     }
 
-    /// Tokens that a block walks, so that each of the `wave` blocks that run at once has one chunk.
-    pub fn chunk(&self, s: &RewriteRead, wave: usize, limits: &Limits, tokens: usize) -> usize {
-        let chunks = |blocks: usize| tokens.div_ceil((blocks / self.slices(s)).max(1));
-        // A chunk repeats the K − 1 tokens before it: keep that to a tenth while every multiprocessor has work.
-        let long = (10 * (s.taps - 1)).min(chunks(limits.multiprocessors));
-        chunks(wave).max(long).max(1)
-    }
-
     /// Features of a block.
-    pub(super) fn width(&self, s: &RewriteRead) -> usize {
+    pub fn width(&self, s: &RewriteRead) -> usize {
         match s.kernel {
             Kernel::Forward | Kernel::Backward => s.d / self.cluster,
             _ => self.threads * self.features,

@@ -1,94 +1,81 @@
-//! The planner: the plan that was timed to be the fastest, else the cheapest candidate that fits, and the next one if its
+//! The planner: the plan that was timed to be the fastest, else the first candidate of the rule, and the next one if its
 //! kernel spills registers.
 
-use std::collections::HashSet;
-
-use super::candidates::candidates;
-use super::cost::clocks;
-use super::expand;
-use super::footprint::{exceeds, registers, shared};
+use super::candidates::{candidates, short};
+use super::footprint::registers;
 use super::limits::Limits;
-use super::overrides::{Overrides, no_plan};
+use super::overrides::Overrides;
 use super::plan::{Plan, Residency};
-use super::timed::timed;
-use crate::cuda::kernel::{RewriteRead, Specialisation};
+use crate::cuda::kernel::{Compress, RewriteRead, Specialisation};
 use crate::error::{Error, Result};
+
+/// The fastest plans without a spill of those that were timed on an H200, by `benchmarks/gpu/day.sh table`: lines of kernel,
+/// read, value channels, the state's dtype, chain or stored, width, and the plan's macros.
+const TABLE: &str = include_str!("table.txt");
+/// Shared memory of a multiprocessor of the GPU that was timed.
+const SHARED: usize = 228 << 10;
 
 impl Plan {
     /// Fails for overrides that leave no plan, and for so many value channels that no block could add up its sums.
     pub fn new(s: impl Into<Specialisation>, limits: &Limits, overrides: &Overrides) -> Result<Plan> {
-        let s = &match s.into() {
-            Specialisation::RewriteRead(s) => s,
-            Specialisation::Expand(s) => return expand::plan(&s, limits, overrides),
-        };
-        if let Some(plan) = timed(s, limits, overrides) {
-            return Ok(plan);
-        }
-        let mut plans = candidates(s, limits, overrides).into_iter();
-        plans.find(|plan| exceeds(s, plan, limits).is_none()).ok_or_else(|| refusal(s, limits, overrides))
+        let s = s.into();
+        let by_rule = |overrides: &Overrides| candidates(&s, limits, overrides).first().copied();
+        measured(&s, limits, overrides).or_else(|| by_rule(overrides)).ok_or_else(|| {
+            Error::Argument(match &s {
+                Specialisation::RewriteRead(s) if by_rule(&Overrides::default()).is_none() => format!(
+                    "`state` must have fewer value channels to be worked on by a GPU, got {}: move it to the CPU",
+                    s.m
+                ),
+                _ => format!("`DDL_PLAN` leaves no plan for `{}`", s.kernel().name()),
+            })
+        })
     }
 
-    /// The next plan to try if this one's kernel spills registers: the next by cost that leaves a thread more of them.
-    /// Whether the sums have a kernel of their own may not change: warm-up decides that before it compiles any kernel.
+    /// The next plan to try if this one's kernel spills registers: the next of the rule that leaves a thread more of
+    /// them. Whether the sums have a kernel of their own may not change: warm-up decides that before it compiles any kernel.
     pub fn after_spill(&self, s: impl Into<Specialisation>, limits: &Limits) -> Option<Plan> {
-        let s = &match s.into() {
-            Specialisation::RewriteRead(s) => s,
-            Specialisation::Expand(s) => return expand::after_spill(self, &s, limits),
-        };
+        let s = s.into();
         let separate = |plan: &Plan| plan.sums == Residency::SeparateKernel;
         let most = |plan: &Plan| limits.most_registers(plan.blocks * plan.threads);
-        let needed = |plan: &Plan| registers(s, plan) + plan.load_ahead; // loads ahead take a few, as the compiler likes
-        candidates(s, limits, &Overrides::default()).into_iter().find(|plan| {
-            separate(plan) == separate(self)
-                && most(plan) + needed(self) > most(self) + needed(plan)
-                && exceeds(s, plan, limits).is_none()
+        let needed = |plan: &Plan| match &s {
+            Specialisation::RewriteRead(s) => registers(s, plan) + plan.load_ahead, // which takes a few
+            Specialisation::Expand(_) => plan.features, // which have their registers each
+        };
+        candidates(&s, limits, &Overrides::default()).into_iter().find(|plan| {
+            separate(plan) == separate(self) && most(plan) + needed(self) > most(self) + needed(plan)
         })
     }
 }
 
-/// Why no candidate is left: the override at fault, if one alone is.
-fn refusal(s: &RewriteRead, limits: &Limits, overrides: &Overrides) -> Error {
-    let (d, m, kernel) = (s.d, s.m, s.kernel.name());
-    let plans = |words: &str| candidates(s, limits, &Overrides::parse(words).unwrap_or_default());
-    let none_left = |words: &str| plans(words).iter().all(|plan| exceeds(s, plan, limits).is_some());
-    if none_left("") {
-        return Error::Argument(format!(
-            "`state` must have fewer value channels to be worked on by a GPU, got {m}: move it to the CPU"
-        ));
-    }
-    let all = overrides.without("CHUNK").words();
-    let words = all.split(' ').find(|word| none_left(word)).unwrap_or(&all);
-    let closest = plans(words).into_iter().min_by_key(|plan| plan.blocks * shared(s, plan));
-    let reason = match closest.and_then(|plan| exceeds(s, &plan, limits)) {
-        Some(reason) => format!("with d = {d} and m = {m} it {reason}"),
-        None => format!("the kernel cannot run so with d = {d} and m = {m}"),
-    };
-    no_plan(words, kernel, &reason)
+/// The plan of the table, on GPUs with clusters and as much shared memory, if it fits and no macro is chosen by hand. A
+/// width that was not timed has that of the next narrower one, with threads and registers by the rule, if it is wider by
+/// a third at most.
+fn measured(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Option<Plan> {
+    let Specialisation::RewriteRead(timed) = s else { return None };
+    let taps = if timed.compress == Compress::Token { 4 } else { 1 };
+    let as_timed = timed.rewrite
+        && [timed.rewrites, timed.next, timed.taps] == [1, 1, taps]
+        && timed.aligned
+        && timed.types.direction.size() == 2
+        && limits.cluster > 1
+        && limits.shared_per_multiprocessor >= SHARED;
+    let by_hand = overrides.without(&["ORDER", "CHUNK"]) != Overrides::default();
+    let (width, words) = row(TABLE, timed).filter(|_| as_timed && !by_hand)?;
+    let all = Overrides::parse(words).expect("macros in the table");
+    let macros = if width == timed.d { all } else { all.without(&["THREADS"]) };
+    let mut plans = candidates(s, limits, &macros).into_iter();
+    plans.find(|plan| width == timed.d || short(timed, plan, limits) == 0)
 }
 
-/// Lines for a log: the first three candidates by cost that differ in more than their blocks and loads ahead, and three of
-/// those that would have come before them but do not fit.
-pub fn report(s: impl Into<Specialisation>, limits: &Limits, overrides: &Overrides) -> Vec<String> {
-    let s = &match s.into() {
-        Specialisation::RewriteRead(s) => s,
-        Specialisation::Expand(s) => return expand::report(&s, limits, overrides),
+/// The width and the macros of a row. A chain that was not timed has the plan of a stored state, and so its bits.
+pub(super) fn row<'a>(table: &'a str, s: &RewriteRead) -> Option<(usize, &'a str)> {
+    let (kernel, read, dtype) = (s.kernel.name(), format!("{:?}", s.compress), s.types.state.name());
+    let key = format!("{kernel} {} {} {}", read.to_lowercase(), s.m, dtype.trim_start_matches("torch."));
+    let next_narrower = |state: &str| {
+        let rows =
+            table.lines().filter_map(|line| line.strip_prefix(&format!("{key} {state} "))?.split_once(' '));
+        let widths = rows.filter_map(|(width, words)| Some((width.parse().ok()?, words)));
+        widths.filter(|(width, _)| (*width..=width * 4 / 3).contains(&s.d)).max()
     };
-    let all = candidates(s, limits, overrides);
-    let words = |plan: &Plan| plan.defines().map(|(name, value)| format!("{name}={value}")).join(" ");
-    let mut kinds = HashSet::new();
-    let fitting = all.iter().filter(|plan| exceeds(s, plan, limits).is_none());
-    let first = fitting.filter(|plan| kinds.insert(Plan { blocks: 0, load_ahead: 0, ..**plan }));
-    let mut lines =
-        vec![format!("{} candidates for {}, d = {}, m = {}:", all.len(), s.kernel.name(), s.d, s.m)];
-    if let Some(plan) = timed(s, limits, overrides) {
-        lines.push(format!("  as timed: {}", words(&plan)));
-    }
-    lines.extend(first.take(3).zip(1..).map(|(plan, number)| {
-        let (words, registers, kib) = (words(plan), registers(s, plan), shared(s, plan).div_ceil(1024));
-        let needs = format!("about {registers} registers, {kib} KiB of shared memory");
-        format!("  {number}. {words}: {needs}; {} clocks a token", clocks(s, plan, limits))
-    }));
-    let refused = all.iter().map_while(|plan| Some((plan, exceeds(s, plan, limits)?)));
-    lines.extend(refused.take(3).map(|(plan, reason)| format!("  not {}: {reason}", words(plan))));
-    if all.len() > 1 { lines } else { Vec::new() }
+    next_narrower("chain").filter(|_| s.chain).or_else(|| next_narrower("stored"))
 }

@@ -1,7 +1,7 @@
-//! The plans of usual sizes: a change of the cost that changes them is seen here.
+//! The rule's plans of usual sizes: a change of the rule that changes them is seen here.
 
 use super::{CLUSTERED, LARGE, SMALL, expansion, specialisation};
-use crate::cuda::kernel::{Kernel, RewriteRead};
+use crate::cuda::kernel::{Compress, Kernel, RewriteRead};
 use crate::cuda::plan::candidates::packet;
 use crate::cuda::plan::{Limits, Overrides, Plan, Residency, most_of_a_cluster};
 use crate::tensor::Dtype;
@@ -32,7 +32,7 @@ fn a_window_and_sums_live_in_registers_then_shared_memory_then_elsewhere() {
     assert_eq!(places(64, 1, 1), (Residency::Registers, Residency::Shared));
     assert_eq!(places(63, 1, 2), (Residency::Registers, Residency::Registers));
     assert_eq!(places(768, 4, 4), (Residency::Registers, Residency::Registers), "two packets a thread");
-    assert_eq!(places(768, 2, 4), (Residency::Shared, Residency::Shared));
+    assert_eq!(places(768, 2, 4), (Residency::Registers, Residency::Registers));
     assert_eq!(places(4096, 4, 1), (Residency::Registers, Residency::SeparateKernel));
     assert_eq!(places(4096, 4, 4), (Residency::Shared, Residency::SeparateKernel));
     assert_eq!(places(8192, 4, 4), (Residency::Global, Residency::SeparateKernel));
@@ -49,32 +49,28 @@ fn separate_sums_live_in_registers_then_shared_memory_then_global() {
     assert_eq!(plan(4096, 4, 4, Dtype::Bf16), (registers.0, registers.1, 128, 2, 16));
     assert_eq!(plan(4096, 16, 4, Dtype::Bf16), (registers.0, registers.1, 128, 1, 32), "shorter packets");
     assert_eq!(plan(8192, 8, 1, Dtype::F64), (registers.0, registers.1, 128, 1, 64));
-    let shared = (Residency::Shared, Residency::Shared, 32, 1, 32);
-    assert_eq!(plan(1000, 4, 64, Dtype::Bf16), shared, "five warps, in one block there is room for four");
-    assert_eq!(plan(1000, 4, 128, Dtype::Bf16), shared);
+    let shared = (Residency::Shared, Residency::Shared, 128, 1, 8);
+    assert_eq!(plan(1000, 4, 64, Dtype::Bf16), shared);
+    assert_eq!(plan(1000, 4, 128, Dtype::Bf16).1, Residency::Shared);
     assert_eq!(plan(1000, 4, 512, Dtype::Bf16).0, Residency::Global);
 }
 
 #[test]
-fn few_blocks_on_a_multiprocessor_have_stages() {
+fn a_token_is_staged_if_that_costs_no_block() {
     let planned = |kernel, d, m| {
         let s = specialisation(kernel, d, m, 1, Dtype::Bf16);
         let plan = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
         (plan.keep_in_registers, plan.stages, plan.blocks)
     };
-    assert_eq!(planned(Kernel::Backward, 768, 4), (true, 0, 4), "enough blocks");
+    assert_eq!(planned(Kernel::Backward, 768, 4), (true, 1, 4));
     assert_eq!(planned(Kernel::Backward, 2048, 4), (true, 1, 1));
     assert_eq!(planned(Kernel::Backward, 1024, 8), (true, 1, 1));
     assert_eq!(planned(Kernel::Backward, 384, 16), (false, 1, 2), "re-read, with parameters in the cache");
-    assert_eq!(planned(Kernel::Backward, 1280, 8), (false, 1, 1));
-    assert_eq!(
-        planned(Kernel::Backward, 4096, 4),
-        (false, 1, 2),
-        "two blocks, the sums in a kernel of their own"
-    );
-    assert_eq!(planned(Kernel::Forward, 2048, 4), (true, 0, 2), "loaded ahead into registers");
+    assert_eq!(planned(Kernel::Backward, 1280, 8), (false, 0, 2), "two blocks rather than a stage");
+    assert_eq!(planned(Kernel::Backward, 4096, 4), (false, 1, 2), "the sums in a kernel of their own");
+    assert_eq!(planned(Kernel::Forward, 2048, 4), (true, 1, 2));
     assert_eq!(planned(Kernel::Forward, 4096, 4), (true, 1, 1));
-    assert_eq!(planned(Kernel::Forward, 4096, 8), (false, 1, 2), "two blocks rather than two stages");
+    assert_eq!(planned(Kernel::Forward, 4096, 8), (false, 1, 2));
 
     let odd = specialisation(Kernel::Backward, 2047, 1, 1, Dtype::Bf16);
     assert_eq!(Plan::new(&odd, &LARGE, &Overrides::default()).unwrap().stages, 0, "directions of two bytes");
@@ -84,21 +80,18 @@ fn few_blocks_on_a_multiprocessor_have_stages() {
 }
 
 #[test]
-fn a_forward_that_spills_loads_less_ahead_before_anything_else_changes() {
+fn a_kernel_that_spills_has_more_registers_next() {
     let s = specialisation(Kernel::Forward, 768, 4, 1, Dtype::Bf16);
     let first = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
-    assert_eq!((first.load_ahead, first.blocks), (2, 8));
+    assert_eq!((first.threads, first.stages, first.blocks), (64, 1, 8));
     let second = first.after_spill(&s, &LARGE).unwrap();
-    assert_eq!(second, Plan { load_ahead: 1, ..first });
-    let third = second.after_spill(&s, &LARGE).unwrap();
-    assert_eq!(third, Plan { load_ahead: 0, ..first });
-    let fourth = third.after_spill(&s, &LARGE).unwrap();
-    assert_eq!((fourth.load_ahead, fourth.blocks), (2, 6), "more registers");
-
-    let loads_ahead = |s: &RewriteRead| Plan::new(s, &LARGE, &Overrides::default()).unwrap().load_ahead;
-    assert_eq!(loads_ahead(&RewriteRead { rewrite: false, ..s }), 1, "neither β nor v");
-    assert_eq!(loads_ahead(&specialisation(Kernel::Forward, 4096, 4, 1, Dtype::Bf16)), 0, "a stage");
-    assert_eq!(loads_ahead(&specialisation(Kernel::Backward, 768, 4, 1, Dtype::Bf16)), 0);
+    assert_eq!(second, Plan { blocks: 6, ..first });
+    let s = RewriteRead { aligned: false, ..s };
+    let first = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
+    assert_eq!((first.stages, first.load_ahead), (0, 1), "packets of two bytes are not copied ahead");
+    assert_eq!(first.after_spill(&s, &LARGE), Some(Plan { load_ahead: 0, ..first }));
+    let alone = RewriteRead { rewrite: true, compress: Compress::None, ..s };
+    assert_eq!(Plan::new(&alone, &LARGE, &Overrides::default()).unwrap().load_ahead, 0, "one sum");
 }
 
 #[test]
@@ -120,7 +113,7 @@ fn a_block_that_is_alone_on_its_multiprocessor_has_more_threads() {
         (plan.threads, plan.blocks)
     };
     assert_eq!(threads(384, 16), (96, 2));
-    assert_eq!(threads(1280, 8), (320, 1), "640 packets, two each");
+    assert_eq!(threads(1280, 8), (256, 2));
     assert_eq!(threads(4096, 4), (256, 2));
     let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
     let next = Plan::new(&s, &LARGE, &Overrides::default()).unwrap().after_spill(&s, &LARGE).unwrap();
@@ -141,7 +134,7 @@ fn a_forward_reads_its_state_once_if_registers_can_keep_it() {
 
 #[test]
 fn packets_are_sixteen_bytes_if_they_can_be() {
-    let features = |d, m, dtype| packet(&specialisation(Kernel::Forward, d, m, 1, dtype), d, false);
+    let features = |d, m, dtype| packet(&specialisation(Kernel::Forward, d, m, 1, dtype), d, 16);
     assert_eq!(features(768, 1, Dtype::Bf16), 8);
     assert_eq!(features(768, 4, Dtype::Bf16), 2);
     assert_eq!(features(768, 4, Dtype::F32), 1);
@@ -173,54 +166,13 @@ fn a_token_that_is_too_much_for_a_block_is_given_to_a_cluster() {
         }
     }
     assert_eq!(planned(Kernel::Forward, 4096, 4, 1, &CLUSTERED), (1, 3), "as timed");
-    assert_eq!(planned(Kernel::Forward, 4096, 4, 4, &CLUSTERED), (4, 2), "two blocks' slices of them");
+    assert_eq!(planned(Kernel::Forward, 4096, 4, 4, &CLUSTERED), (1, 1), "as measured");
     assert_eq!(planned(Kernel::Backward, 4096, 4, 1, &CLUSTERED), (4, 3));
     assert_eq!(planned(Kernel::Backward, 4096, 4, 4, &CLUSTERED), (8, 2), "sums in registers");
-    assert_eq!(planned(Kernel::Backward, 8192, 4, 4, &CLUSTERED), (8, 1), "not two of eight, but one");
+    assert_eq!(planned(Kernel::Backward, 8192, 4, 4, &CLUSTERED), (8, 2), "sums in shared memory");
     assert_eq!(planned(Kernel::Backward, 8192, 8, 4, &CLUSTERED), (8, 1), "parameters from L2");
     for kernel in [Kernel::Forward, Kernel::Backward] {
         assert_eq!(planned(kernel, 8192, 4, 4, &LARGE).0, 1);
         assert_eq!(planned(kernel, 8191, 4, 4, &CLUSTERED).0, 1, "no slices");
-    }
-}
-
-/// Of a model under autocast: k and h in two bytes.
-fn autocast(kernel: Kernel, d: usize, taps: usize, state: Dtype) -> RewriteRead {
-    let mut s = specialisation(kernel, d, 4, taps, state);
-    (s.types.direction, s.types.context) = (Dtype::Bf16, Dtype::Bf16);
-    s
-}
-
-#[test]
-fn plans_that_were_timed_come_first_on_such_a_gpu() {
-    let plan = |s: &RewriteRead, limits: &Limits, words| {
-        let plan = Plan::new(s, limits, &Overrides::parse(words).unwrap()).unwrap();
-        (plan.threads, plan.sums, plan.stages, plan.blocks)
-    };
-    let s = autocast(Kernel::Forward, 768, 1, Dtype::F32);
-    let (timed, estimated) = ((64, Residency::Registers, 1, 3), (64, Residency::Registers, 0, 8));
-    assert_eq!(plan(&s, &CLUSTERED, ""), timed);
-    assert_eq!(plan(&s, &CLUSTERED, "ORDER=0 CHUNK=32"), timed, "no macros");
-    assert_eq!(plan(&s, &CLUSTERED, "CLUSTER=1"), estimated, "a choice by hand");
-    assert_eq!(plan(&s, &LARGE, ""), estimated, "another GPU");
-    assert_eq!(plan(&RewriteRead { aligned: false, ..s }, &CLUSTERED, ""), estimated);
-    let s = autocast(Kernel::Backward, 768, 1, Dtype::Bf16);
-    assert_eq!(plan(&s, &CLUSTERED, ""), (96, Residency::Shared, 1, 4));
-}
-
-#[test]
-fn links_are_waited_for_beside_other_blocks() {
-    let plan = |d, taps, state, chain| {
-        let s = RewriteRead { chain, ..autocast(Kernel::Backward, d, taps, state) };
-        let plan = Plan::new(&s, &CLUSTERED, &Overrides::default()).unwrap();
-        (plan.cluster, plan.threads, plan.stages, plan.blocks)
-    };
-    assert_eq!(plan(1024, 4, Dtype::F32, false), (1, 256, 1, 1), "alone with its stage");
-    assert_eq!(plan(1024, 4, Dtype::F32, true), (2, 128, 0, 2));
-    assert_eq!(plan(2048, 1, Dtype::F32, false), (1, 256, 1, 1));
-    assert_eq!(plan(2048, 1, Dtype::F32, true), (2, 128, 0, 3));
-    for (taps, state) in [(1, Dtype::F32), (1, Dtype::Bf16), (4, Dtype::F32), (4, Dtype::Bf16)] {
-        assert_eq!(plan(768, taps, state, true), plan(768, taps, state, false), "as timed: the same bits");
-        assert!(plan(768, taps, state, true).3 > 1);
     }
 }

@@ -20,7 +20,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo results test test-all test-simd test-rust test-newest test-tch check-tch tsan soak crashtest wheels check-wheel check format bench bench-gpu sanitize audit docs lock clean
+.PHONY: help setup demo results test test-slow test-all durations test-simd test-rust test-newest test-tch check-tch tsan soak crashtest wheels check-wheel check format bench bench-gpu sanitize audit docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -30,11 +30,20 @@ setup: $(EXT) ## virtual environment, dependencies, release build
 demo: $(EXT) ## train the additive baseline and DDL on the embedded text, compare, sample
 	$(PY) -m ddl demo $(ARGS)
 
-test: $(EXT) ## the Python tests, large tables sampled (ARGS="-k rewrite" to choose)
-	$(TEST_ENV) $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+PYTEST := $(TEST_ENV) $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+test: $(EXT) ## the fast Python tests, and one slow one of each file (ARGS="-k rewrite" to choose)
+	$(PYTEST) --tier fast $(ARGS)
+
+test-slow: $(EXT) ## the other Python tests, large tables sampled
+	$(PYTEST) --tier slow $(ARGS)
 
 test-all: $(EXT) ## the Python tests, every case of every table
-	$(TEST_ENV) $(PY) -m pytest --all -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	$(PYTEST) --all $(ARGS)
+
+durations: $(EXT) ## run both tiers on a quiet machine, and record what is slow in tests/durations.json
+	$(PYTEST) --record-durations
+	$(PYTEST) --tier fast --record-durations
 
 # Instructions of another width add sums in another order, in our kernels and in torch's. Inductor's cache does not know the
 # width: from one of AVX-512, kernels return wrong numbers, or end the process.
@@ -44,8 +53,8 @@ SIMD_SAMPLE := tests/nn/test_stream.py tests/hf/test_model.py tests/paper/test_p
     tests/lab/evaluation/test_eval.py::test_the_likeliest_ending_is_greedy
 
 test-simd: $(EXT) ## a sample of the tests with AVX2 alone, then without SIMD code of ours (ARGS=tests for all)
-	$(AVX2) $(MAKE) --no-print-directory test ARGS="$(or $(ARGS),$(SIMD_SAMPLE))"
-	$(PORTABLE) $(MAKE) --no-print-directory test ARGS="$(or $(ARGS),$(SIMD_SAMPLE))"
+	$(AVX2) $(PYTEST) $(or $(ARGS),$(SIMD_SAMPLE))
+	$(PORTABLE) $(PYTEST) $(or $(ARGS),$(SIMD_SAMPLE))
 
 # No released PEFT works with it, so it is not in the lock: this folder hides the pinned transformers from the tests of caches and files.
 NEWEST := transformers==5.24.0
@@ -56,7 +65,7 @@ build/$(NEWEST): | $(DEPS)
 	    { rm -rf $@; echo "$(NEWEST) could not be installed; this needs the package registry."; exit 1; }
 
 test-newest: $(EXT) build/$(NEWEST) ## tests of Hugging Face's classes with the newest transformers
-	PYTHONPATH="$(CURDIR)/build/$(NEWEST)" $(MAKE) --no-print-directory test ARGS="$(or $(ARGS),$(NEWEST_TESTS))"
+	PYTHONPATH="$(CURDIR)/build/$(NEWEST)" $(PYTEST) $(or $(ARGS),$(NEWEST_TESTS))
 
 # The test binary embeds Python instead of being loaded by it, so it needs libpython.
 # Without optimisation it builds in a quarter of the time, and integers that overflow panic.

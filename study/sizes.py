@@ -1,6 +1,6 @@
 """Over widths and depths, which sizes stay as docs/transfer.md derives? Records, table, picture.
 
-`python -m study.transfer` records what `ddl bench coordinates` measures, for two residuals.
+`python -m study.transfer` records what `python -m study.coordinates` measures, for two residuals.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ddl.lab.bench import coordinates
 from ddl.lab.device import pick_device
 
-from . import records
+from . import coordinates, records
 from .pictures import clean, look, save
 from .records import Record
 from .side_by_side import Job

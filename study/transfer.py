@@ -8,7 +8,7 @@ reads. Heads of the attention stay 32 wide. Every model is trained on the same b
 rates, a factor of two apart, and with more as long as the best is the lowest or the highest.
 A model at its base's size is the standard one, so it is trained once. Channel reads over depth with
 completep have three seeds, of which the mean counts, because one left open whether their best rate
-stays. Before all of them, the sizes that `ddl bench coordinates` measures.
+stays. Before all of them, the sizes that `python -m study.coordinates` measures.
 """
 
 from __future__ import annotations

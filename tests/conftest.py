@@ -1,7 +1,8 @@
 """Every test starts from the same seed and leaves torch's global settings as it found them.
 
-`--all` runs every case of every table; without it support/sampling.py chooses a sample. `--wheels`
-names a folder of finished wheels for tests/release.
+`--all` runs every case of every table; without it support/sampling.py chooses a sample. `--tier`
+runs the part of it that support/tiers.py describes. `--wheels` names a folder of finished wheels
+for tests/release.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.support import tiers
 from tests.support.forks import keep_backwards_forkable
 from tests.support.sampling import MARKERS, left_out
 
@@ -32,18 +34,30 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every case of every table of cases")
+    parser.addoption("--tier", choices=("fast", "slow"), help="run a tier of the sample")
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json")
     parser.addoption("--wheels", metavar="DIR", help="check the Linux wheels in this folder")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    tier, record = config.getoption("--tier"), config.getoption("--record-durations")
+    if (tier or record) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(tiers.Durations(tier, record=record))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--all"):
         return
     out = left_out(items)
+    if tier := config.getoption("--tier"):
+        names, seconds = [item.nodeid for item in items], tiers.recorded()
+        gone = tiers.stale(config.args, seconds, names)
+        if gone and not config.getoption("-k"):
+            raise pytest.UsageError(f"{tiers.RECORD.name} names {gone[0]}, which is gone")
+        kept = tiers.in_tier(tier, names, seconds)
+        out.update(item for item, keep in zip(items, kept, strict=True) if not keep)
     config.hook.pytest_deselected(items=[item for item in items if item in out])
     items[:] = [item for item in items if item not in out]
 

@@ -42,8 +42,10 @@ FULL: dict[str, Any] = {
     "rounds": 10,
     "calls": 200,
     "links": (0, 1, 3, 7),
+    "tokens": 128,
     "model": {"preset": "small", "batch": 32, "backend": "inductor"},
     "steps": streams("float32"),
+    "decode": streams("float32")[:4],
     "anchors": [
         ADDITIVE,
         *(step(residual, n=n) for n in (1, 2, 8) for residual in WIDE),
@@ -64,6 +66,7 @@ SMALL = FULL | {
     "rounds": 2,
     "calls": 3,
     "links": (0, 2),
+    "tokens": 6,
     "model": {
         "preset": "tiny",
         "batch": 2,
@@ -71,6 +74,7 @@ SMALL = FULL | {
         "changes": {"num_layers": 1, "block_size": 12},
     },
     "steps": [ADDITIVE, step("ddl-tc")],
+    "decode": [ADDITIVE, step("ddl-tc")],
     "anchors": [],
     "bfloat16": [ADDITIVE, step("additive", "bfloat16")],
 }
@@ -123,6 +127,8 @@ def day(device: str, crew: Crew) -> list[Part]:
             chains.append(job("chains", c, plan, links=sizes["links"], **rounds))
     if device != "cuda":
         smoke, plans, chains = smoke[:1], plans[:1], chains[:1]
+    decode = {"cases": sizes["decode"], "sizes": sizes["model"], "tokens": sizes["tokens"]}
+    decode["rounds"] = min(3, sizes["rounds"])
     counted = zip(("rewrite_read_fwd", "rewrite_read_bwd"), reads[:2], strict=True)
     return [
         Part("smoke", 60, [job("operators", c, rounds=0) for c in smoke]),
@@ -136,6 +142,7 @@ def day(device: str, crew: Crew) -> list[Part]:
         Part("chains", 50, chains),
         turns("bfloat16", 3),
         Part("counters", 60, [counters(title(c), c, kernel) for kernel, c in counted]),
+        Part("generation", 60, [Job("decode", "decode", device, decode)]),
         Part("launch", 20, [Job("launch", "launch", device, {"calls": sizes["calls"], **rounds})]),
     ]
 

@@ -15,6 +15,7 @@ RATIOS = {
 }
 MEMORY = 1.05
 OF_COPY = {"forward": 0.82, "backward": 0.78}  # of a channel read
+DECODE = {"times_eager": 3.0, "ratio": 0.95}  # of one sequence, by a CUDA graph
 LAUNCH_US = {"no grad": 32.0, "forward": 45.0}  # of rewrite_read
 PEAK_GB_S = {"H100": 3350.0, "H200": 4800.0}  # of the data sheet
 STEPS = {
@@ -27,7 +28,7 @@ STEPS = {
 
 def show(head: str, lines: list[Line]) -> None:
     every = (checks(lines), *(steps(lines, part) for part in STEPS), *operators(lines),
-             chains(lines), roof(lines), launches(lines))  # fmt: skip
+             chains(lines), roof(lines), decoded(lines), launches(lines))  # fmt: skip
     for table in [table for table in every if table.rows]:
         table.show()
     failed = [line for line in lines if fault(line)]
@@ -139,6 +140,16 @@ def roof(lines: list[Line]) -> Table:
     table = Table("Walks without arithmetic", ("walk", "of copy"))
     for line in measured(lines, "roof"):
         table.add(line["what"], number(line, "of_copy", ".2f") or "RED")
+    return table
+
+
+def decoded(lines: list[Line]) -> Table:
+    columns = ("residual", "steps", "ms per token", "× without a graph", "over additive")
+    table = Table("Generation of one sequence", columns, labels=2)
+    for line in measured(lines, "generation"):
+        goals = DECODE if line["mode"] == "graph" else {}
+        figures = [f"{line[x]:.2f}{mark(line[x], goals.get(x))}" for x in DECODE]
+        table.add(line["residual"], line["mode"], number(line, "ms", ".2f"), *figures)
     return table
 
 

@@ -42,11 +42,11 @@ def serve(pipe: Any, device: str) -> None:
 
 
 def run(device: str, job: str, arguments: dict[str, Any], plan: str = "") -> Iterator[Any]:
-    """The lines of a job: a function of ops.py, roof.py or steps.py."""
+    """The lines of a job: a function of ops.py, roof.py, steps.py or decoding.py."""
     import torch
 
     from ddl.lab.bench.clock import Clock
-    from gpu import ops, roof, steps
+    from gpu import decoding, ops, roof, steps
 
     cuda = device == "cuda"
     clock = Clock(torch.device("cuda", 0), 2**31) if cuda else Clock(torch.device("cpu"), 2**20)
@@ -54,7 +54,7 @@ def run(device: str, job: str, arguments: dict[str, Any], plan: str = "") -> Ite
     torch.backends.cudnn.allow_tf32 = False  # float32 convolutions in float32, not in TF32
     if plan:
         os.environ["DDL_PLAN"] = plan
-    function = next(getattr(x, job) for x in (ops, roof, steps) if hasattr(x, job))
+    function = next(getattr(x, job) for x in (ops, roof, steps, decoding) if hasattr(x, job))
     with place(device, plan):
         yield from function(clock, **arguments)
     del clock  # and the buffers of its copies

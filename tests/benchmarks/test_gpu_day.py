@@ -24,7 +24,7 @@ EMULATED = pytest.param("emulated", marks=[needs_emulator, pytest.mark.exhaustiv
 DAY = [str(BENCHMARKS / "gpu" / "day.sh")]
 COUNTS = {
     "machine": 1, "smoke": 1, "bits": 8, "compiled": 3, "steps": 2, "roof": 1, "operators": 6,
-    "plans": 1, "chains": 2, "bfloat16": 2, "counters": 1, "launch": 2 + 4 * 3,
+    "plans": 1, "chains": 2, "bfloat16": 2, "counters": 1, "generation": 4, "launch": 2 + 4 * 3,
 }  # fmt: skip
 
 

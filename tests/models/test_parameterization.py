@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from ddl.errors import InputError
 from ddl.hf import from_gpt, load, save
-from ddl.lab import cli
-from ddl.lab.bench import coordinates
 from ddl.models import GPT, GPTConfig
 from ddl.models.config import SCALED, STREAMS
 from ddl.models.scaling import plain_name
@@ -209,39 +206,6 @@ def test_the_papers_mup_is_the_factor_of_the_logits(residual, value):
 def test_what_does_not_fit(options, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         GPTConfig(**{**SMALL, "residual": "ddl-cc", **options})
-
-
-@pytest.mark.parametrize("residual", few(["additive", "ddl", "ddl-cc", "ddl-tc"], "ddl-cc"))
-def test_sizes_stay_as_derived(residual):
-    """The coordinate check at small sizes; in the standard parameterization sizes do not stay."""
-    slopes = list(coordinates.check([residual], widths=(64, 256), depths=(2, 8), seeds=(0,)))
-    for slope in slopes:
-        if slope.parameterization != "standard":
-            # One seed and two places; docs/transfer.md has the slopes at ddl bench's sizes.
-            assert abs(slope.found - slope.derived) < 0.15, slope
-    off = {(s.over, s.quantity) for s in slopes if s.parameterization == "standard" and not s.near}
-    assert ("width", "Δ logit of the label") in off
-    assert ("depth", "first write / state") in off
-
-
-@pytest.mark.parametrize(("near", "status"), [(9.0, 0), (0.0, 1)])
-def test_the_command(near, status, monkeypatch, capsys):
-    """`ddl bench coordinates` prints every slope, and exits with 1 if one is not near."""
-    monkeypatch.setattr(coordinates, "NEAR", near)
-    small = {"widths": (64, 128), "depths": (2, 4), "seeds": (0,)}
-    monkeypatch.setattr(coordinates, "STEPS", 1)
-    monkeypatch.setattr(coordinates, "check", partial(coordinates.check, **small))
-    assert cli.main(["bench", "coordinates", "--residuals", "ddl", "--device", "cpu"]) == status
-    shown = capsys.readouterr().out
-    assert shown.count("width") == 6 + 8  # quantities of additive and of ddl
-    assert ("not near" in shown) == bool(status)
-    for option in ("--out x.jsonl", "--json", "--baseline x.jsonl", "--hidden-size 128"):
-        assert cli.main(["bench", "coordinates", *option.split()]) == 1
-        assert "must be left out with coordinates, which takes --residuals and --device" in (
-            capsys.readouterr().err
-        )
-    assert cli.main(["bench", "coordinates", "ops"]) == 1
-    assert "must be coordinates alone, or others" in capsys.readouterr().err
 
 
 def test_a_sigmoids_input_sums_over_the_width_like_any_other() -> None:

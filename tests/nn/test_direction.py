@@ -83,7 +83,7 @@ def test_a_branch_starts_with_a_direction(options: dict[str, Any], scale: float)
     """k̂ is a unit vector at initialisation, for any scale of the state."""
     module = DeltaResidual(96, 4, **options | {"direction_hidden": 64})
     h, X = normal(50, 96, dtype=F32), scale * normal(50, 96, 4, dtype=F32)
-    k, _ = module.rewrite_inputs(X, h, h, None)
+    k = module.write(X, h, h, None, None).direction
     unit = k.norm(dim=-1) / (k.square().sum(-1) + module.eps_k**2).sqrt()
     assert (unit > 0.97).all()
     assert (k / k.norm(dim=-1, keepdim=True)).std(0).min() > 0.01  # it depends on the token
@@ -93,7 +93,7 @@ def test_a_branch_starts_with_a_direction(options: dict[str, Any], scale: float)
 def test_the_size_of_the_state_does_not_matter(options: dict[str, Any]) -> None:
     module, inputs = make(3, **options), make_inputs(3)
     x, h = inputs["x"], inputs["context"]
-    k, larger = (module.rewrite_inputs(X, h, h, None)[0] for X in (x, 1000 * x))
+    k, larger = (module.write(X, h, h, None, None).direction for X in (x, 1000 * x))
     assert_close("k", larger, k, torch.bfloat16)  # only the norm's ε_n differs
 
 
@@ -102,9 +102,8 @@ def test_the_size_of_the_state_does_not_matter(options: dict[str, Any]) -> None:
 def test_every_gate_starts_at_beta_init(options: dict[str, Any], beta_init: float) -> None:
     module = DeltaResidual(D, 3, beta_init=beta_init, **options)
     inputs = make_inputs(3, F32)
-    _, gate = module.fill_value_and_gate(
-        inputs["x"], inputs["context"], *module.value_and_gate(inputs["context"], None)
-    )
+    h = inputs["context"]
+    gate = module.write(inputs["x"], h, h, *module.value_and_gate(h, None)).gate
     assert_close("beta", gate, torch.full((B, T), beta_init), F32)
 
 
@@ -115,7 +114,7 @@ def test_a_convolution_starts_as_the_mean_of_the_token_itself() -> None:
             gate.weight.copy_(normal(1, D))
     X, h = normal(B, T, D, 3, dtype=F32), normal(B, T, D, dtype=F32)
     a, b = (
-        module.fill_value_and_gate(X, h, *module.value_and_gate(h, None))[1]
+        module.write(X, h, h, *module.value_and_gate(h, None)).gate
         for module in (pooled, convolved)
     )
     assert_close("beta", b, a, F32)
@@ -125,13 +124,13 @@ def test_a_convolution_starts_as_the_mean_of_the_token_itself() -> None:
 def test_a_convolved_gate_is_causal_and_looks_back_its_taps() -> None:
     module = make(3, **GATES[1])
     X, h = normal(1, T, D, 3), normal(1, T, D)
-    before = module.fill_value_and_gate(X, h, *module.value_and_gate(h, None))[1]
+    before = module.write(X, h, h, *module.value_and_gate(h, None)).gate
     for t in range(T):
         changed = X.clone()
         changed[:, t] += 1
-        touched = (
-            module.fill_value_and_gate(changed, h, *module.value_and_gate(h, None))[1] != before
-        )[0].tolist()
+        touched = (module.write(changed, h, h, *module.value_and_gate(h, None)).gate != before)[
+            0
+        ].tolist()
         assert touched == [t <= u < t + 3 for u in range(T)]
 
 
@@ -140,8 +139,8 @@ def test_attention_asks_with_the_context_and_mixes_channels() -> None:
     module = make(3, **DIRECTIONS[3])
     h, x = normal(B, T, D), normal(B, T, D, seed=1)
     same = x[..., None].expand(B, T, D, 3)
-    a, b = (module.rewrite_inputs(same, h, context, None)[0] for context in (h, -h))
+    a, b = (module.write(same, h, context, None, None).direction for context in (h, -h))
     assert_close("k", a, b, F64)
     X = normal(B, T, D, 3)
-    a, b = (module.rewrite_inputs(X, h, context, None)[0] for context in (h, -h))
+    a, b = (module.write(X, h, context, None, None).direction for context in (h, -h))
     assert (a - b).abs().max() > 0.1

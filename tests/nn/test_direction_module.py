@@ -46,18 +46,13 @@ def test_half_precision(options: dict[str, Any], dtype: torch.dtype, autocast: b
     X, h, F_h = (inputs[name].double() for name in ("x", "context", "sublayer_out"))
     with torch.autocast("cpu", dtype, enabled=autocast):
         result = module(**inputs)
-        _, gate = module.fill_value_and_gate(
-            inputs["x"], inputs["context"], *module.value_and_gate(inputs["context"], None)
-        )
+        given = [inputs[n] for n in ("x", "sublayer_out", "context")]
+        k, v, gate, *_ = module.write(*given, *module.value_and_gate(given[2], None))
     assert result.dtype == stored
     assert gate.dtype == F32
     kinds = {name: options[name] for name in ("gate", "gate_from") if name in options}
     assert_close("beta", gate, gate_by_hand(twin, X, h, **kinds), F32)
     if options.get("mapping") == "v":
-        with torch.autocast("cpu", dtype, enabled=autocast):
-            k, v = module.rewrite_inputs(
-                *(inputs[n] for n in ("x", "sublayer_out", "context")), None
-            )
         exact = direction_by_hand(twin, X, h, options.get("direction", "linear"))
         assert k.dtype == dtype
         assert_close("k", k, exact, dtype)

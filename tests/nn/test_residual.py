@@ -133,7 +133,7 @@ def test_a_gate_that_starts_shut_or_open_can_move(
     """β/2 is clamped to [1e-6, 1 − 1e-6], as in the published code: its logit has a gradient."""
     module = DeltaResidual(D, 3, gate=gate, beta_init=beta_init, dtype=F64)
     X, h = normal(4, D, 3), normal(4, D, seed=1)
-    _, beta = module.fill_value_and_gate(X, h, *module.value_and_gate(h, None))
+    beta = module.write(X, h, h, *module.value_and_gate(h, None)).gate
     assert (beta - start).abs().max() < 1e-15
     beta.sum().backward()
     *_, bias = module.gate.parameters()

@@ -96,7 +96,7 @@ def test_they_start_apart() -> None:
     torch.manual_seed(0)
     module = DeltaResidual(64, M, rewrites=3, beta_init=0.5).double()
     k, h = normal(1, T, 64, seed=1), normal(1, T, 64, seed=2)
-    _, gate = module.fill_value_and_gate(normal(1, T, 64, M), h, *module.value_and_gate(h, None))
+    gate = module.write(normal(1, T, 64, M), h, h, *module.value_and_gate(h, None)).gate
     assert_close("beta", gate, torch.full((1, T, 3), 0.5, dtype=F64), F32)
     directions = module.further(k)
     cosines = torch.cosine_similarity(directions[..., :, None, :], directions[..., None, :, :], -1)

@@ -140,9 +140,12 @@ def test_strong_and_absent_decays(g):
 @pytest.mark.parametrize("g", ["head", "feature"])
 @pytest.mark.parametrize("log_decay", LOG_DECAYS)
 def test_gradients_are_exact_however_small(dtype, layout, g, log_decay):
-    """Errors are relative to each gradient: that of g is as small as exp g."""
+    """Errors are relative to each gradient: that of g is as small as exp g.
+
+    Decays differ by 1 %: if all were one number, a rounding of exp would add up over the tokens.
+    """
     given = problem(layout, T=70, K=16, V=32, g=g)
-    given["g"].fill_(log_decay)
+    given["g"] = log_decay * (1 + 0.01 * given["g"])  # g is in [−1, 0]
     agree(given, dtype)
 
 

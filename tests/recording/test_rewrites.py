@@ -28,8 +28,8 @@ def singles(stream: ddl.DeltaStream, x: Tensor) -> Iterator[tuple[Rewrite, float
         stream.reads, stream.sublayers, stream.residuals, strict=True
     ):
         h = read(X)
-        values, gates = residual.fill_value_and_gate(X, h, *residual.value_and_gate(h, None))
-        directions, _ = residual.rewrite_inputs(X, sublayer(h), h, values)
+        found = residual.write(X, sublayer(h), h, *residual.value_and_gate(h, None))
+        directions, values, gates, *_ = found
         for j in range(N):
             k, v, beta = directions[..., j, :], values[..., j, :], gates[..., j]
             after = reference.rewrite(X, k, v, beta, eps_k=residual.eps_k)

@@ -42,7 +42,7 @@ def test_another_run_of_the_same_options(tmp_path: Path, monkeypatch: pytest.Mon
     recorded = collect(config.out)
     assert recorded is not None
     for seed in (config.seed, config.seed + 1):
-        run = SweepRun("cc-s1", "cc", replace(config, seed=seed), "cc")
+        run = SweepRun("cc-s1", "cc", replace(config, seed=seed))
         found = again.repeat(run, recorded)
         same = seed == config.seed
         assert found["equal"] == {"validation": same, "training": same, "depth": same}

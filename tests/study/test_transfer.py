@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ddl.lab.bench.coordinates import DERIVED, PLACES, derived_slope
 from ddl.models import GPT
 from study import records, sizes, transfer, transfer_page
+from study.coordinates import DERIVED, PLACES, derived_slope
 from study.transfer import DEPTH, WIDTH, Curve, Question, Run, Size
 
 

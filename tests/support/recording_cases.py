@@ -61,8 +61,7 @@ def by_hand(stream: DeltaStream, x: Tensor) -> Iterator[Rewrite]:
         stream.reads, stream.sublayers, stream.residuals, strict=True
     ):
         h, raw = read(X[..., 0] if flat else X, return_compressed=True)
-        value, gate = residual.fill_value_and_gate(X, h, *residual.value_and_gate(h, raw))
-        k, v = residual.rewrite_inputs(X, sublayer(h), h, value)
+        k, v, gate, *_ = residual.write(X, sublayer(h), h, *residual.value_and_gate(h, raw))
         erased = gate if residual.erase == "tied" else torch.zeros_like(gate)
         given = {"eps_k": residual.eps_k, "erase": residual.erase}
         after = reference.rewrite(X, k, v, residual.branch_scale * gate, **given)

@@ -35,8 +35,6 @@ from ddl.models.nanogpt import MLP, CausalSelfAttention
 from ddl.models.sublayers import Attention, SwiGLU, TimeMixer, wide
 from ddl.models.tokens import Tokens
 
-__all__ = ["SUBLAYERS", "ByRegistry", "adapted", "mask_function"]
-
 
 class ByRegistry:
     """Mixin: the attributes that the registry's functions read from a module of attention.

@@ -25,8 +25,6 @@ from .attention import SUBLAYERS, ByRegistry
 from .cache import CACHE, CACHE_NAMES, DDLCache, refuse_continuous_batching
 from .packing import LENGTHS, for_loss, unscored
 
-__all__ = ["OurBase", "OurDecoder", "OurModel", "check_given", "check_no_attentions"]
-
 
 class OurBase(PreTrainedModel):
     """Modules of one of `ddl.models` with transformers' interface.

@@ -20,18 +20,6 @@ from ddl.models.cache import Cache
 from ddl.models.config import GPTConfig
 from ddl.nn.history import History
 
-__all__ = [
-    "CACHE",
-    "CACHE_NAMES",
-    "DDLCache",
-    "HistoryLayer",
-    "RowsLayer",
-    "cache_in",
-    "history_in",
-    "our_cache",
-    "refuse_continuous_batching",
-]
-
 RECORDED = 2**31  # tokens that can be cropped while the past of a stream is recorded: all
 OLD_NAME = "past_key_values"
 RENAMED = "cache" in (field.name for field in fields(CausalLMOutputWithPast))

@@ -15,8 +15,6 @@ from ddl.nanogpt import named_as_today
 from ddl.options import near, without_removed
 from ddl.paths import MODEL_TYPE, NANOGPT_MODEL_TYPE
 
-__all__ = ["DDLConfig", "DDLNanoGPTConfig"]
-
 # Fields that some version of transformers or its quantizers accepts or stores, although
 # PreTrainedConfig has no attribute for them.
 FOREIGN = frozenset(vars(GenerationConfig())) | {

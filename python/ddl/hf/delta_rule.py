@@ -20,8 +20,6 @@ from torch import Tensor
 from ddl.functional import delta_rule
 from ddl.nn.mixers.mixer import unit
 
-__all__ = ["accelerate_delta_rule"]
-
 Function = Callable[..., tuple[Tensor, Tensor | None]]
 
 # The functions of transformers, and whether g has an axis for the key features.

@@ -30,8 +30,6 @@ from .base import OurModel
 from .modeling import from_gpt, to_gpt
 from .tokenization import from_files, load_tokenizer, to_fast
 
-__all__ = ["choose_tokenizer", "load", "save", "save_with_tokenizer"]
-
 
 def save(
     model: GPT | NanoGPT,

@@ -25,8 +25,6 @@ from .configuration import DDLConfig
 from .nanogpt import DDLNanoGPTForCausalLM
 from .packing import check_documents, check_known, mask_of_numbers, starts_of
 
-__all__ = ["DDLForCausalLM", "DDLModel", "DDLModelOutput", "from_gpt", "to_gpt"]
-
 # The gate β and value v keep float32 parameters in every model dtype: their biases start around 1,
 # where bfloat16 has steps of 1/128, too coarse to train. They are only 1 + m of ~6d rows. The
 # maps of mhc and independent-hc stay float32, too, as in the models that they are from, and so do

@@ -18,8 +18,6 @@ from .base import OurBase, OurDecoder, OurModel, check_given, check_no_attention
 from .configuration import DDLNanoGPTConfig
 from .packing import check_known
 
-__all__ = ["DDLNanoGPTForCausalLM", "DDLNanoGPTModel"]
-
 
 class NanoGPTBase(OurBase):
     """Base of DDLNanoGPTModel and DDLNanoGPTForCausalLM."""

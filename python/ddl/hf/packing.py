@@ -15,8 +15,6 @@ from torch import Tensor
 from ddl.models.cache import begins_of
 from ddl.models.tokens import on_host
 
-__all__ = ["check_documents", "check_known", "for_loss", "mask_of_numbers", "starts_of", "unscored"]
-
 # Cumulated lengths of documents, and the longest one, which some attention kernels have to know.
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 FOR_LOSS = ("num_items_in_batch", "shift_labels", "ignore_index")

@@ -38,8 +38,6 @@ from ddl.models.tokenizers import (
     restore,
 )
 
-__all__ = ["FastTokenizer", "from_files", "load_tokenizer", "to_fast"]
-
 END = END_OF_TEXT
 OURS = "ddl_tokenizer"  # the entry of tokenizer_config.json with our tokenizer's description
 BEFORE = "ddl_before_text"  # the entry with the token before a text, if it is not the end of text

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl.nn.checks import require_own_forward
+from ddl.nn.graph import GraphedStep, can_capture
 from ddl.nn.mixers import DeltaMixer
 from ddl.ops.checks import check_is_tensor
 from ddl.options import check_count, is_whole
@@ -178,7 +179,8 @@ class GPT(nn.Module):
 
         The model sees the last block_size tokens. Up to that length a cache makes each new token
         cost one token; beyond it, each costs a whole block. Without attention it sees all tokens,
-        and each new one costs one token, whatever the length.
+        and each new one costs one token, whatever the length. On a GPU these steps are one CUDA
+        graph, unless a module has hooks or is compiled.
 
         temperature: 0 takes the likeliest token. top_k: sample among the k likeliest; None for all.
         top_p: sample among the fewest tokens that together have at least this probability, after
@@ -201,17 +203,25 @@ class GPT(nn.Module):
         self._check_idx(idx, longest=None)
         length, block, attends = idx.shape[1], self.config.block_size, self.config.attends
         out = F.pad(idx, (0, max_new_tokens))
-        cache: Cache | None = Cache(self.config)
+        captured = can_capture(self, idx.device)
+        cache: Cache | None = Cache(self.config, static=captured)
         *past, new = out[:, max(0, length - block) if attends else 0 : length].split(block, dim=1)
         for earlier in past:
             with torch.inference_mode():
                 self(earlier, cache=cache, last=1)
+
+        def last_logits(new: Tensor) -> Tensor:
+            logits: Tensor = self(new, cache=cache, last=1).logits[:, -1]
+            return logits
+
+        graphed = GraphedStep(last_logits)
         for end in range(length, length + max_new_tokens):
             if attends and end > block:  # the window moves: all its tokens have others before them
                 cache, new = None, out[:, end - block : end]
             # `out` was made outside inference mode, so that it may be used in a training step.
             with torch.inference_mode():
-                logits = self(new, cache=cache, last=1).logits[:, -1]
+                single = captured and cache is not None and new.shape[1] == 1
+                logits = (graphed if single else last_logits)(new)
                 out[:, end : end + 1] = sampling.draw(logits)
             new = out[:, end : end + 1]
             if progress is not None:

@@ -12,8 +12,7 @@ Between two blocks that is a `State` instead of a tensor.
 from __future__ import annotations
 
 from .block import DeltaBlock
-from .cache import cached
 from .model import convert, converted
-from .state import State
+from .state import State, cached
 
 __all__ = ["DeltaBlock", "State", "cached", "convert", "converted"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,19 +10,16 @@ from torch import Tensor, nn
 from ddl import functional
 from ddl.nn.checks import check_returned, require_exact_type
 from ddl.nn.convolution import Slot
-from ddl.nn.expand import Expand
 from ddl.nn.history import History
 from ddl.nn.linear import form_parameters
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
+from ddl.nn.stream import DeltaStream
 from ddl.nn.trunk import boundary, opened
 from ddl.ops.checks import autocast_dtype
-from ddl.results import ReadParameters, Write
+from ddl.results import Write
 
-from .cache import history_of
-from .state import State
-
-__all__ = ["ADDED", "BLOCK", "NORM_EPS", "DeltaBlock"]
+from .state import State, history_of
 
 BLOCK = ("attn", "mlp")  # every module in nanochat's Block
 ADDED = ("read_attn", "read_mlp", "res_attn", "res_mlp", "expand", "readout")
@@ -42,25 +38,16 @@ class DeltaBlock(nn.Module):
     read (B, T, d), which the forward normalises.
     """
 
-    def __init__(
-        self,
-        block: Any,
-        number: int,
-        reads: Any,
-        residuals: Any,
-        ends: tuple[Expand, Read],
-        *,
-        first: bool,
-        last: bool,
-    ) -> None:
+    def __init__(self, block: Any, number: int, stream: DeltaStream) -> None:
         super().__init__()
         self.attn, self.mlp = block.attn, block.mlp
-        self.read_attn, self.read_mlp = reads
-        self.res_attn, self.res_mlp = residuals
+        two = slice(2 * number, 2 * number + 2)
+        self.read_attn, self.read_mlp = stream.reads[two]
+        self.res_attn, self.res_mlp = stream.residuals[two]
         self.number = number
-        self._ends = ends  # the modules of the first and of the last block, in a tuple
-        self.expand = ends[0] if first else None
-        self.readout = ends[1] if last else None
+        self._ends = (stream.expand, stream.readout)  # in a tuple: of the first and last block
+        self.expand = stream.expand if number == 0 else None
+        self.readout = stream.readout if two.stop == len(stream.sublayers) else None
         self.train(block.training)
 
     def forward(self, x: Tensor | State, *args: Any, **kwargs: Any) -> Tensor | State:
@@ -81,14 +68,8 @@ class DeltaBlock(nn.Module):
             if history is not None:
                 history.begin(x.dtype)
             state = self._opened(x, history, "expand")
-        read = self._read_parameters("attn", state)
-        (state, *reading), _ = boundary(state, None, read, slot=self._slot(history, "read_attn"))
-        write = self._write("attn", state, reading, history, args, kwargs)
-        read = self._read_parameters("mlp", state)
-        slot = self._slot(history, "read_mlp")
-        (state, *reading), _ = boundary(state, write, read, slot=slot)
-        write = self._write("mlp", state, reading, history, (), {})
-        state = functional.write_to(state, write)
+        write = self._sublayer("attn", state, None, history, *args, **kwargs)
+        state = functional.write_to(*self._sublayer("mlp", *write, history))
         if self.readout is None:
             return State(
                 state,
@@ -97,31 +78,27 @@ class DeltaBlock(nn.Module):
             )
         return self._read_out(state, history, "readout")
 
-    def _write(
+    def _sublayer(
         self,
         name: str,
         state: Tensor,
-        reading: Sequence[Any],
+        write: Write | None,
         history: History | None,
-        args: Any,
-        kwargs: Any,
-    ) -> Write:
-        """Run attention or MLP on its read; return what it writes."""
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Write]:
+        """Rewrite and read a state, and run attention or MLP: the new state, and what it writes."""
+        read = require_exact_type(f"read_{name}", getattr(self, f"read_{name}"), Read)
         residual = require_exact_type(f"res_{name}", getattr(self, f"res_{name}"), DeltaResidual)
-        context, value, gate = reading
+        form_parameters(read)
+        found = read.parameters_of(read.effective_weight(), autocast_dtype(state))
+        found, slot = residual.added_to(found), self._slot(history, f"read_{name}")
+        (state, context, value, gate), _ = boundary(state, write, found, slot=slot)
         written = getattr(self, name)(context, *args, **kwargs)
         check_returned(name, written, context)
         slot = self._slot(history, f"res_{name}")
         write = residual.write(state, written, context, value, gate, slot=slot)
-        return residual.hooked(state, write, continues=history is not None)
-
-    def _read_parameters(self, name: str, state: Tensor) -> ReadParameters:
-        """The parameters of the read before attention or MLP."""
-        read = require_exact_type(f"read_{name}", getattr(self, f"read_{name}"), Read)
-        form_parameters(read)
-        found = read.parameters_of(read.effective_weight(), autocast_dtype(state))
-        residual: DeltaResidual = getattr(self, f"res_{name}")
-        return residual.added_to(found)
+        return state, residual.hooked(state, write, continues=history is not None)
 
     def _opened(self, x: Tensor, history: History | None, name: str) -> Tensor:
         return opened(self._ends[0], x, slot=self._slot(history, name))

@@ -7,33 +7,23 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddl.nanogpt.made import converted_class
 from ddl.nanogpt.mixin import WithOptions, derived
-from ddl.nanogpt.model import (
-    check_model,
-    check_options_of,
-    stream_for,
-    sublayers_of,
-    with_defaults,
-)
-from ddl.nn.stream import DeltaStream
+from ddl.nanogpt.model import converted_class, stream_for, sublayers_of
+from ddl.nanogpt.wiring import check_model
 from ddl.optim import never_decayed
-from ddl.options import RESIDUAL_OPTIONS, STREAM_OPTIONS, Compress, ExpandKind, check_positive
+from ddl.options import Compress, ExpandKind, check_positive
 
 from .block import ADDED, BLOCK, NORM_EPS, DeltaBlock
-from .optimizer import with_stream
-
-__all__ = ["convert", "converted"]
 
 GPT = TypeVar("GPT", bound=nn.Module)
 Class = TypeVar("Class", bound=type[nn.Module])
 
-OF_THE_MODEL = ("norm_eps", "norm_affine", "anchor_every", "stream_dtype", "device", "dtype")
-OPTIONS = STREAM_OPTIONS | RESIDUAL_OPTIONS
-KNOWN = ("value_channels", "disable", *(name for name in OPTIONS if name not in OF_THE_MODEL))
+FIXED = {"norm_eps": NORM_EPS, "norm_affine": False, "anchor_every": 1, "stream_dtype": None}
+OF_THE_STREAM = "ddl"  # the key of its group in the optimizer
 
 
 def convert(
@@ -147,30 +137,22 @@ def _rewrite_blocks(model: Any, *, disable: bool = False, **options: Any) -> boo
     formula = "x + attn(norm(x), …), then x + mlp(norm(x))"
     needed = (("transformer", "lm_head"), ("wte", "h"))
     check_model(model, "nanochat", needed, BLOCK, formula, _added)
-    check_options_of(options, KNOWN, OF_THE_MODEL, "ddl.nanochat.convert")
     blocks, weight = model.transformer.h, model.transformer.wte.weight
-    fixed = {"norm_eps": NORM_EPS, "norm_affine": False, "anchor_every": 1}
-    stream = stream_for(sublayers_of(blocks), weight, torch.float32, **fixed, **options)
+    stream, known = stream_for(
+        sublayers_of(blocks),
+        options,
+        like=weight,
+        dtype=torch.float32,
+        own=("disable",),
+        fixed=FIXED,
+        caller="ddl.nanochat.convert",
+    )
     if disable:
         return False
-    _replace(blocks, stream)
-    model.delta_args = with_defaults(options, stream, OF_THE_MODEL)
+    for number, block in enumerate(blocks):
+        blocks[number] = DeltaBlock(block, number, stream)
+    model.delta_args = known
     return True
-
-
-def _replace(blocks: Any, stream: DeltaStream) -> None:
-    """Put a DeltaBlock with its parts of `stream` in place of every block."""
-    for i, block in enumerate(blocks):
-        two = slice(2 * i, 2 * i + 2)
-        blocks[i] = DeltaBlock(
-            block,
-            i,
-            stream.reads[two],
-            stream.residuals[two],
-            (stream.expand, stream.readout),
-            first=i == 0,
-            last=i == len(blocks) - 1,
-        )
 
 
 def _added(block: Any, x: Tensor, *args: Any) -> Tensor:
@@ -178,3 +160,49 @@ def _added(block: Any, x: Tensor, *args: Any) -> Tensor:
     x = x + block.attn(F.rms_norm(x, x.shape[-1:]), *args)
     added: Tensor = x + block.mlp(F.rms_norm(x, x.shape[-1:]))
     return added
+
+
+def with_stream(optimizer: Any, parameters: list[nn.Parameter], lr: float) -> Any:
+    """Add parameters to nanochat's optimizer, for torch's AdamW without weight decay.
+
+    nanochat's own AdamW shards rows over the processes, and most of these have fewer rows than
+    there are processes. So their gradients are averaged here, and every process does each step.
+    The group has the keys of nanochat's, for its schedules.
+    """
+    group: dict[str, Any] = {"params": parameters, "lr": lr, "betas": (0.9, 0.95), "eps": 1e-10}
+    group |= {"weight_decay": 0.0, "kind": "adamw", "initial_lr": lr, OF_THE_STREAM: True}
+    torch.optim.AdamW([group])  # completes the group by what torch's AdamW looks up
+    optimizer.add_param_group(group)
+    optimizer.__class__ = derived(type(optimizer), _WithStream)
+    return optimizer
+
+
+class _WithStream(torch.optim.Optimizer):
+    """Mixin before nanochat's optimizer."""
+
+    @torch.no_grad()
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Step nanochat's groups by its own method, then the stream's."""
+        groups = self.param_groups
+        ours = [group for group in groups if OF_THE_STREAM in group]
+        self.param_groups = [group for group in groups if OF_THE_STREAM not in group]
+        try:
+            result = super().step(*args, **kwargs)
+        finally:
+            self.param_groups = groups
+        adamw = torch.optim.AdamW([torch.zeros(1)])
+        adamw.param_groups, adamw.state = ours, self.state
+        for group in ours:
+            _average([p.grad for p in group["params"] if p.grad is not None])
+        adamw.step()
+        return result
+
+
+def _average(gradients: list[torch.Tensor]) -> None:
+    """Average gradients over all processes."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
+    for work, gradient in zip(works, gradients, strict=True):
+        work.wait()
+        gradient /= dist.get_world_size()

@@ -1,14 +1,17 @@
-"""A state that passes between two blocks, with the arithmetic of nanochat's forward."""
+"""A state that passes between two blocks, and the history of the stream in nanochat's KVCache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["State"]
+from ddl.nanogpt.mixin import derived
+from ddl.nn.history import History
+
+Class = TypeVar("Class", bound=type)
 
 MUL = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__)
 ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
@@ -37,21 +40,15 @@ class State:
     ) -> None:
         self.value, self.opened, self.read, self.scale = value, opened, read, scale
 
-    def scaled(self, scale: Tensor) -> State:
-        """λ·X. Raises ValueError unless λ is a tensor with one element."""
+    def _scaled(self, scale: Tensor) -> State:
         if not isinstance(scale, Tensor) or scale.numel() != 1:
             got = tuple(scale.shape) if isinstance(scale, Tensor) else repr(scale)
             raise ValueError(f"a State must be scaled by a tensor with one element, got {got}")
         product = scale if self.scale is None else self.scale * scale
         return State(self.value, self.opened, self.read, product)
 
-    def plus(self, x: Tensor) -> State:
-        """X + x."""
+    def _plus(self, x: Tensor) -> State:  # torch.compile would take a `+` back to torch's dispatch
         return State(self.tensor() + self.opened(x), self.opened, self.read)
-
-    def taken_from(self, x: Tensor) -> Tensor:
-        """x − X, read."""
-        return x - self.read(self.tensor())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,7 +60,7 @@ class State:
         return self.value if self.scale is None else self.scale * self.value
 
     def __add__(self, x: Tensor) -> State:
-        return self.plus(x)
+        return self._plus(x)
 
     @classmethod
     def __torch_function__(
@@ -74,9 +71,59 @@ class State:
             return NotImplemented
         state, other = args if isinstance(args[0], State) else args[::-1]
         if function in MUL:
-            return state.scaled(other)
+            return state._scaled(other)
         if function in ADD:
-            return state.plus(other)
+            return state._plus(other)
         if function in SUB and state is args[1]:
-            return state.taken_from(other)
+            return other - state.read(state.tensor())
         return NotImplemented
+
+
+def cached(kind: Class) -> Class:
+    """Return a subclass of nanochat's KVCache that keeps the past of the stream, too.
+
+        KVCache = ddl.nanochat.cached(KVCache)  # in nanochat/engine.py, after the class
+
+    Token reads, an expansion by convolution and convolved gates need it. `prefill` copies it from a
+    cache of one sequence to all, `reset` empties it.
+    """
+    made: Class = kind if issubclass(kind, _WithHistory) else derived(kind, _WithHistory)
+    return made
+
+
+class _WithHistory:
+    """Mixin that keeps a history beside the keys and values."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.history = History()
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        self.history = History()
+
+    def prefill(self, other: Any) -> None:
+        """Copy another cache, of as many sequences or of one."""
+        super().prefill(other)  # type: ignore[misc]
+        history = history_of(other, needed=True)
+        assert history is not None
+        self.history = history.clone()
+        if other.batch_size != self.batch_size:  # type: ignore[attr-defined]
+            rows = torch.zeros(self.batch_size, dtype=torch.int64)  # type: ignore[attr-defined]
+            self.history.select(rows.to(self.cache_seqlens.device))  # type: ignore[attr-defined]
+
+
+def history_of(kv_cache: Any, needed: bool) -> History | None:
+    """The history in a cache; None without a cache, or where none is needed.
+
+    Raises TypeError if the cache has none and one is needed.
+    """
+    if kv_cache is None or not needed:
+        return None
+    history = getattr(kv_cache, "history", None)
+    if isinstance(history, History):
+        return history
+    raise TypeError(
+        "`kv_cache` must be of the class that `ddl.nanochat.cached(KVCache)` returns, because what "
+        f"reads several tokens needs their past, got {type(kv_cache).__name__}"
+    )

@@ -12,9 +12,8 @@ read is fused with it.
 from __future__ import annotations
 
 from .block import DeferredRewrite, DeltaBlock
-from .made import converted
 from .mixin import logits_of_state, named_as_today, options_in
-from .model import convert
+from .model import convert, converted
 
 __all__ = [
     "DeferredRewrite",

@@ -16,8 +16,6 @@ from torch.optim.optimizer import (
 
 from ddl.results import Write
 
-__all__ = ["Annealing", "blend", "count_steps"]
-
 
 class Annealing(nn.Module):
     """The share a of the rewrites in a converted model: a = step/steps, and 1 from then on.

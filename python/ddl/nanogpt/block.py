@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from ddl import functional
 from ddl.nn.checks import require_exact_type
-from ddl.nn.expand import Expand
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
+from ddl.nn.stream import DeltaStream
 from ddl.nn.trunk import as_stream, boundary, first_chain, opened
 from ddl.ops.checks import gate_dtype
-from ddl.options import StreamDtype
 from ddl.results import Chain, Write
 
 from .annealing import Annealing, blend
-
-__all__ = ["BLOCK", "DeferredRewrite", "DeltaBlock"]
 
 BLOCK = ("ln_1", "attn", "ln_2", "mlp")  # every module in nanoGPT's Block
 
@@ -52,29 +48,21 @@ class DeltaBlock(nn.Module):
     one returns the final read (B, T, d), which ln_f normalises. As in DeltaStream, the fused
     operators read the parameters of reads and residuals directly and never call their `forward`. If
     the model starts with additions, the first block's `anneal` says how much of each write still is
-    one. anchor_every, stream_dtype: as in DeltaStream. sublayers: of all blocks.
+    one.
     """
 
     def __init__(
-        self,
-        block: Any,
-        reads: Sequence[Any],
-        residuals: Sequence[Any],
-        *,
-        expand: Expand | None,
-        anneal: Annealing | None,
-        readout: Read | None,
-        anchor_every: int | None,
-        sublayers: int,
-        stream_dtype: StreamDtype | None,
+        self, block: Any, number: int, stream: DeltaStream, anneal: Annealing | None
     ) -> None:
         super().__init__()
         self.ln_1, self.attn, self.ln_2, self.mlp = (getattr(block, name) for name in BLOCK)
-        self.read_attn, self.read_mlp = reads
-        self.res_attn, self.res_mlp = residuals
-        self.expand, self.anneal, self.readout = expand, anneal, readout
-        self.anchor_every, self.sublayers = anchor_every, sublayers
-        self.stream_dtype = stream_dtype
+        two, self.sublayers = slice(2 * number, 2 * number + 2), len(stream.sublayers)
+        self.read_attn, self.read_mlp = stream.reads[two]
+        self.res_attn, self.res_mlp = stream.residuals[two]
+        self.expand = stream.expand if number == 0 else None
+        self.anneal = anneal if number == 0 else None
+        self.readout = stream.readout if two.stop == self.sublayers else None
+        self.anchor_every, self.stream_dtype = stream.anchor_every, stream.stream_dtype
         self.train(block.training)
 
     def forward(self, x: Tensor | DeferredRewrite) -> Tensor | DeferredRewrite:
@@ -85,62 +73,41 @@ class DeltaBlock(nn.Module):
         Raises TypeError if a block other than the first gets a tensor, or a read or residual is
         wrapped.
         """
-        read_attn = require_exact_type("read_attn", self.read_attn, Read)
-        read_mlp = require_exact_type("read_mlp", self.read_mlp, Read)
-        res_attn = require_exact_type("res_attn", self.res_attn, DeltaResidual)
-        res_mlp = require_exact_type("res_mlp", self.res_mlp, DeltaResidual)
-        reading = self._open(x, read_attn) if isinstance(x, Tensor) else _advance(x, read_attn)
-        reading = _advance(_sublayer(reading, self.ln_1, self.attn, res_attn), read_mlp)
-        deferred = _sublayer(reading, self.ln_2, self.mlp, res_mlp)
+        write: Any = None  # before the first sublayer
+        state, write, chain, share = self._opened(x) if isinstance(x, Tensor) else x
+        for name, norm in (("attn", self.ln_1), ("mlp", self.ln_2)):
+            residual = require_exact_type(
+                f"res_{name}", getattr(self, f"res_{name}"), DeltaResidual
+            )
+            state, raw, chain = self._read(f"read_{name}", state, write, chain)
+            h = norm(raw)
+            value, gate = residual.value_and_gate(h, raw)
+            written = getattr(self, name)(h)
+            write = residual.write(state, written, h, value, gate)
+            if share is not None:
+                state, write = blend(share, state, written, write)
+            write = residual.hooked(state, write)
         if self.readout is None:
-            return deferred
-        return _advance(deferred, require_exact_type("readout", self.readout, Read)).x
+            return DeferredRewrite(state, write, chain, share)
+        return self._read("readout", state, write, chain)[1]
 
-    def _open(self, x: Tensor, read: Read) -> _Reading:
-        """Expand embeddings (B, T, d) to the first state and read it."""
+    def _opened(self, x: Tensor) -> tuple[Tensor, None, Chain | None, Tensor | None]:
+        """The first state of embeddings (B, T, d), as the parts of a DeferredRewrite."""
         if self.expand is None:
             raise TypeError("`x` must be what the block before returned, got a Tensor")
         state = opened(self.expand, as_stream(x, self.stream_dtype))
-        share = None
         if self.anneal is not None and not self.anneal.done:
-            share = self.anneal.share(gate_dtype(state))
-        if read.compress == "identity":
-            return _Reading(state, state.squeeze(-1), None, share)
-        x = boundary(state, None, read.raw(state))[0].context
-        chain = None
-        if share is None:  # a chain cannot compute a state again that an addition changed
-            chain = first_chain(state, self.anchor_every, self.sublayers)
-        return _Reading(state, x, chain, share)
+            # A chain cannot compute a state again that an addition changed.
+            return state, None, None, self.anneal.share(gate_dtype(state))
+        return state, None, first_chain(state, self.anchor_every, self.sublayers), None
 
-
-class _Reading(NamedTuple):
-    """A state X (B, T, d, m), its raw read x (B, T, d), the rewrites that led to X, and a."""
-
-    state: Tensor
-    x: Tensor
-    chain: Chain | None
-    share: Tensor | None
-
-
-def _sublayer(
-    reading: _Reading, norm: nn.Module, sublayer: nn.Module, residual: DeltaResidual
-) -> DeferredRewrite:
-    """Run the sublayer on norm(x); return its rewrite of X, deferred."""
-    state, x, chain, share = reading
-    h = norm(x)
-    value, gate = residual.value_and_gate(h, x)
-    written = sublayer(h)
-    write = residual.write(state, written, h, value, gate)
-    if share is not None:
-        state, write = blend(share, state, written, write)
-    return DeferredRewrite(state, residual.hooked(state, write), chain, share)
-
-
-def _advance(deferred: DeferredRewrite, read: Read) -> _Reading:
-    """Apply the deferred rewrite and read the new state, in its dtype."""
-    state, write, chain, share = deferred
-    if read.compress == "identity":  # X' is its own read: the fused operator would store it twice
-        state = functional.write_to(state, write)
-        return _Reading(state, state.squeeze(-1), None, share)
-    result, chain = boundary(state, write, read.raw(state), chain=chain)
-    return _Reading(result.state, result.context, chain, share)
+    def _read(
+        self, name: str, state: Tensor, write: Write | None, chain: Chain | None
+    ) -> tuple[Tensor, Tensor, Chain | None]:
+        """Rewrite a state, if there is a write, and read it: X, x (B, T, d), and the chain to X."""
+        read = require_exact_type(name, getattr(self, name), Read)
+        if read.compress == "identity":  # X is its own read, which the operator would store twice
+            state = state if write is None else functional.write_to(state, write)
+            return state, state.squeeze(-1), None
+        result, chain = boundary(state, write, read.raw(state), chain=chain)
+        return result.state, result.context, chain

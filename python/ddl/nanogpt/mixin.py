@@ -19,17 +19,6 @@ from ddl.options import without_removed
 
 from .annealing import Annealing, count_steps
 
-__all__ = [
-    "DELTA_ARGS",
-    "Converted",
-    "Rebuilt",
-    "WithOptions",
-    "derived",
-    "logits_of_state",
-    "named_as_today",
-    "options_in",
-]
-
 DELTA_ARGS = "delta_args"  # the options' name in the model and in its state dict's metadata
 RENAMED = {"parameterization": "compress_parameterization"}  # options of earlier state dicts
 COMPILED = "_orig_mod"  # the model's own name in the state dict of a compiled one

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from contextvars import ContextVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,27 +23,14 @@ from ddl.options import (
 from .annealing import Annealing, count_steps
 from .block import BLOCK, DeltaBlock
 from .mixin import Converted, WithOptions, derived
-from .wiring import check_forward
-
-__all__ = [
-    "OF_THE_MODEL",
-    "check_additive",
-    "check_model",
-    "check_options_of",
-    "convert",
-    "rewrite_blocks",
-    "stream_for",
-    "sublayers_of",
-    "with_defaults",
-]
+from .wiring import check_model
 
 GPT = TypeVar("GPT", bound=nn.Module)
+Class = TypeVar("Class", bound=type[nn.Module])
 
-OF_THE_MODEL = ("norm_eps", "norm_affine", "device", "dtype")
-KNOWN = (
-    *("value_channels", "start", "anneal_steps", "disable"),
-    *(name for name in STREAM_OPTIONS | RESIDUAL_OPTIONS if name not in OF_THE_MODEL),
-)
+OWN = ("start", "anneal_steps", "disable")
+FIXED = {"norm_eps": None, "norm_affine": True}
+_PLAIN: ContextVar[bool] = ContextVar("plain", default=False)  # True in `from_pretrained`
 
 
 def convert(
@@ -109,6 +96,62 @@ def convert(
     return model
 
 
+def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
+    """Return a subclass of nanoGPT's GPT whose models are converted when they are made.
+
+        GPT = ddl.nanogpt.converted(GPT, value_channels=4)  # at the end of model.py
+
+    A model of it is what `convert(GPT(config), **options)` returns, and is an instance of `kind`.
+    So whatever makes a GPT and then loads a state dict goes on working: train.py with
+    --init_from=resume, and sample.py. `from_pretrained` loads GPT-2's weights into a model of
+    `kind` and converts it; with start="additive" the result starts as GPT-2.
+
+    kind: the class, whose models `convert` accepts. disable: return `kind` itself. options: as in
+    `convert`; they are checked when a model is made.
+
+    Raises:
+        TypeError: `kind` is no class of modules. ValueError: it is already converted.
+    """
+    return converted_class(kind, _ConvertedWhenMade, "nanoGPT", disable, options)
+
+
+class _ConvertedWhenMade(Converted):
+    """Mixin that converts a model at the end of its class's `__init__`."""
+
+    options: ClassVar[dict[str, Any]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not _PLAIN.get():
+            rewrite_blocks(self, **self.options)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make and fill the plain model, as nanoGPT does, then convert it."""
+        before = _PLAIN.set(True)  # nanoGPT expects as many parameters as GPT-2 has
+        try:
+            model = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            _PLAIN.reset(before)
+        rewrite_blocks(model, **cls.options)
+        model.__class__ = cls  # nanoGPT makes a GPT by name, which may be the plain class
+        return model
+
+
+def converted_class(
+    kind: Class, mixin: type, whose: str, disable: bool, options: dict[str, Any]
+) -> Class:
+    """Return the subclass of another project's GPT whose models the mixin converts."""
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        got = f"an object of class {type(kind).__name__}: `convert` takes a model"
+        raise TypeError(f"`kind` must be {whose}'s class GPT, got {got}")
+    if issubclass(kind, WithOptions):
+        raise ValueError(f"`kind` must be {whose}'s class GPT, got one already converted")
+    options = {"value_channels": 1, "compress": None, "expand": "repeat", **options}
+    made: Class = derived(kind, mixin, "", tuple(sorted(options.items())))
+    return kind if disable else made
+
+
 def rewrite_blocks(
     model: Any,
     *,
@@ -127,26 +170,23 @@ def rewrite_blocks(
     if start is not None:
         check_additive(**options)
     blocks, weight = model.transformer.h, model.transformer.wte.weight
-    check_options_of(options, KNOWN, OF_THE_MODEL, "ddl.nanogpt.convert")
-    stream = stream_for(sublayers_of(blocks), weight, weight.dtype, norm_eps=None, **options)
+    stream, known = stream_for(
+        sublayers_of(blocks),
+        {**options, "start": start, "anneal_steps": anneal_steps},
+        like=weight,
+        dtype=weight.dtype,
+        own=OWN,
+        fixed=FIXED,
+        caller="ddl.nanogpt.convert",
+    )
     if disable:
         return False
     annealing = None if anneal_steps is None else Annealing(anneal_steps, device=weight.device)
-    _replace(blocks, stream, annealing)
-    all_options = {**options, "start": start, "anneal_steps": anneal_steps}
-    model.delta_args = with_defaults(all_options, stream, OF_THE_MODEL)
+    for number, block in enumerate(blocks):
+        blocks[number] = DeltaBlock(block, number, stream, annealing)
+    model.delta_args = known
     count_steps(model)
     return True
-
-
-def check_options_of(
-    options: dict[str, Any], known: tuple[str, ...], of_the_model: tuple[str, ...], caller: str
-) -> None:
-    """Raise TypeError for an option that the model sets itself, or that there is not."""
-    for name in of_the_model:
-        if name in options:
-            raise TypeError(f"`{name}` must be left to the model, got {options[name]!r}")
-    check_known(options, known, caller)
 
 
 def check_additive(*, value_channels: Any, read_init: Any = None, **_: Any) -> None:
@@ -161,82 +201,35 @@ def sublayers_of(blocks: Any) -> list[nn.Module]:
 
 
 def stream_for(
-    sublayers: list[nn.Module], like: Tensor, dtype: torch.dtype, **options: Any
-) -> DeltaStream:
-    """The stream whose parts a model gets, with parameters of a dtype, where `like` is.
+    sublayers: list[nn.Module],
+    options: dict[str, Any],
+    *,
+    like: Tensor,
+    dtype: torch.dtype,
+    own: tuple[str, ...],
+    fixed: dict[str, Any],
+    caller: str,
+) -> tuple[DeltaStream, dict[str, Any]]:
+    """The stream whose parts a model gets, and all options of the conversion, defaults included.
 
-    like: (…, d). torch's random state is left unchanged.
+    like: (…, d), a tensor on the device of the parameters, which get `dtype`. own: the caller's
+    options besides the stream's. fixed: the stream's that the model sets. torch's random state is
+    left unchanged. Raises TypeError for an option that is fixed or unknown.
     """
+    for name in (*fixed, "device", "dtype"):
+        if name in options:
+            raise TypeError(f"`{name}` must be left to the model, got {options[name]!r}")
+    known = {n: o.default for n, o in (STREAM_OPTIONS | RESIDUAL_OPTIONS).items() if n not in fixed}
+    check_known(options, ("value_channels", *own, *known), caller)
+    given = {name: value for name, value in options.items() if name not in own}
     with torch.random.fork_rng(devices=[]):  # parameters are drawn on the CPU for any device
-        stream = DeltaStream(like.shape[-1], sublayers, device="cpu", dtype=dtype, **options)
+        stream = DeltaStream(like.shape[-1], sublayers, device="cpu", dtype=dtype, **fixed, **given)
     for part in (stream.expand, stream.reads, stream.residuals, stream.readout):
         part.to(like.device)
-    return stream
-
-
-def with_defaults(
-    options: dict[str, Any], stream: DeltaStream, of_the_model: tuple[str, ...]
-) -> dict[str, Any]:
-    """The options of a conversion, those left at their defaults included."""
-    known = {name: o.default for name, o in (STREAM_OPTIONS | RESIDUAL_OPTIONS).items()}
-    known = {name: default for name, default in known.items() if name not in of_the_model}
     known |= options
     known |= {"compress": stream.reads[0].compress, "eps_k": stream.residuals[0].eps_k}
     # NumPy's numbers become Python's: torch.load(weights_only=True) refuses others in a checkpoint.
-    return {n: v.item() if hasattr(v, "item") else v for n, v in known.items()}
-
-
-def _replace(blocks: Any, stream: DeltaStream, annealing: Annealing | None) -> None:
-    """Put a DeltaBlock with its parts of `stream` in place of every block."""
-    for i, block in enumerate(blocks):
-        blocks[i] = DeltaBlock(
-            block,
-            (stream.reads[2 * i], stream.reads[2 * i + 1]),
-            (stream.residuals[2 * i], stream.residuals[2 * i + 1]),
-            expand=stream.expand if i == 0 else None,
-            anneal=annealing if i == 0 else None,
-            readout=stream.readout if i == len(blocks) - 1 else None,
-            anchor_every=stream.anchor_every,
-            sublayers=len(stream.sublayers),
-            stream_dtype=stream.stream_dtype,
-        )
-
-
-def check_model(
-    model: Any,
-    whose: str,
-    needed: tuple[tuple[str, ...], tuple[str, ...]],
-    block_modules: tuple[str, ...],
-    formula: str,
-    expected: Callable[..., Tensor],
-) -> None:
-    """Raise unless `model` has the modules of another project's GPT and is not converted yet.
-
-    needed: the modules of the model, and of its `transformer`, whose blocks have `block_modules`
-    and compute `formula`, as the function `expected` does.
-    """
-    if not isinstance(model, nn.Module):
-        got = type(model).__name__
-        if isinstance(model, type):
-            got = f"the class {model.__name__}: `converted` takes a class"
-        raise TypeError(f"`model` must be {whose}'s GPT, got {got}")
-    if isinstance(model, WithOptions) and model.delta_args:
-        raise ValueError(f"`model` must be {whose}'s GPT as it was made, got one already converted")
-    _check_has("model", model, needed[0], whose)
-    transformer: Any = model.transformer
-    _check_has("model.transformer", transformer, needed[1], whose)
-    listed = isinstance(transformer.h, nn.ModuleList)
-    if not listed or len(transformer.h) == 0:
-        got = "an empty one" if listed else type(transformer.h).__name__
-        raise TypeError(f"`model.transformer.h` must be a ModuleList of blocks, got {got}")
-    for i, block in enumerate(transformer.h):
-        name = f"model.transformer.h[{i}]"
-        _check_has(name, block, block_modules, whose)
-        for other in (*block._modules, *block._parameters, *block._buffers):
-            if other not in block_modules:
-                known = ", ".join(block_modules)
-                raise TypeError(f"`{name}` must have {known} and nothing else, got `{other}`")
-        check_forward(name, block, transformer.wte.weight.shape[-1], formula, expected)
+    return stream, {n: v.item() if hasattr(v, "item") else v for n, v in known.items()}
 
 
 def _added(block: Any, x: Tensor, *_: Any) -> Tensor:
@@ -253,13 +246,3 @@ def _check_start(start: Any, anneal_steps: Any) -> None:
         check_count("anneal_steps", anneal_steps)
     elif anneal_steps is not None:
         refuse("anneal_steps", 'left at None unless start="additive"', anneal_steps, ("start",))
-
-
-def _check_has(name: str, module: nn.Module, children: tuple[str, ...], whose: str) -> None:
-    """Raise TypeError unless a module has children, as another project's model has them."""
-    for child in children:
-        if child not in module._modules:
-            raise TypeError(
-                f"`{name}` must have a module `{child}`, as in {whose}'s GPT before "
-                f"torch.compile or DDP wraps it, got a {type(module).__name__} without it"
-            )

@@ -1,4 +1,4 @@
-"""Whether a block's own forward, which `convert` replaces, adds its sublayers and nothing else."""
+"""Whether a model is another project's GPT, whose blocks add their sublayers and nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,54 @@ from torch import Tensor, nn
 
 from ddl.nn.adapters import forward_of
 
-__all__ = ["check_forward"]
+from .mixin import WithOptions
+
+
+def check_model(
+    model: Any,
+    whose: str,
+    needed: tuple[tuple[str, ...], tuple[str, ...]],
+    block_modules: tuple[str, ...],
+    formula: str,
+    expected: Callable[..., Tensor],
+) -> None:
+    """Raise unless `model` has the modules of another project's GPT and is not converted yet.
+
+    needed: the modules of the model, and of its `transformer`, whose blocks have `block_modules`
+    and compute `formula`, as the function `expected` does.
+    """
+    if not isinstance(model, nn.Module):
+        got = type(model).__name__
+        if isinstance(model, type):
+            got = f"the class {model.__name__}: `converted` takes a class"
+        raise TypeError(f"`model` must be {whose}'s GPT, got {got}")
+    if isinstance(model, WithOptions) and model.delta_args:
+        raise ValueError(f"`model` must be {whose}'s GPT as it was made, got one already converted")
+    _check_has("model", model, needed[0], whose)
+    transformer: Any = model.transformer
+    _check_has("model.transformer", transformer, needed[1], whose)
+    listed = isinstance(transformer.h, nn.ModuleList)
+    if not listed or len(transformer.h) == 0:
+        got = "an empty one" if listed else type(transformer.h).__name__
+        raise TypeError(f"`model.transformer.h` must be a ModuleList of blocks, got {got}")
+    for i, block in enumerate(transformer.h):
+        name = f"model.transformer.h[{i}]"
+        _check_has(name, block, block_modules, whose)
+        for other in (*block._modules, *block._parameters, *block._buffers):
+            if other not in block_modules:
+                known = ", ".join(block_modules)
+                raise TypeError(f"`{name}` must have {known} and nothing else, got `{other}`")
+        check_forward(name, block, transformer.wte.weight.shape[-1], formula, expected)
+
+
+def _check_has(name: str, module: nn.Module, children: tuple[str, ...], whose: str) -> None:
+    """Raise TypeError unless a module has children, as another project's model has them."""
+    for child in children:
+        if child not in module._modules:
+            raise TypeError(
+                f"`{name}` must have a module `{child}`, as in {whose}'s GPT before "
+                f"torch.compile or DDP wraps it, got a {type(module).__name__} without it"
+            )
 
 
 class StandIn(nn.Module):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from ddl.options import Erase, Gate, Mapping, Value, ValueFrom
 from ddl.results import ReadParameters, Write
 
 from .convolution import Slot
-from .direction import AttentionDirection, FurtherDirections, LinearDirection, PooledDirection
-from .gate import apply_gate, squash
-from .linear import Projection, project, projection_of
+from .direction import FurtherDirections, make_direction
+from .gate import apply_gate, make_gate, reset_gate, squash
+from .linear import Projection, project, projection_of, reset_
 from .padding import without_padding
 from .pool import Pool
 
@@ -19,47 +21,69 @@ __all__ = ["Branches"]
 
 
 class Branches(nn.Module):
-    """The branches of a DeltaResidual, which makes them, and the `Write` that they compute.
+    """The branches of a DeltaResidual, made by its options, and the `Write` that they compute.
 
     In a trunk the fused read before the sublayer computes linear values and gates from the
     parameters that `added_to` gives it; `value_and_gate` computes the same without one. `write`
     does the rest. For n > 1 rewrites values are (…, n, m), gates (…, n) and directions (…, n, d).
     """
 
-    value_channels: int
-    rewrites: int
-    mapping: Mapping
-    eps_k: float
-    branch_scale: float
-    erase: Erase
-    gate_kind: Gate
-    value_kind: Value
-    value_from: ValueFrom
-    value_scale: float
-    value_constant: float
-    gate: Projection | nn.Sequential
-    gate_pool: Pool | None
-    value: Projection | None
-    direction: LinearDirection | PooledDirection | AttentionDirection | None
-    further: FurtherDirections | None
+    def __init__(
+        self, hidden_size: int, value_channels: int, options: dict[str, Any], **factory: Any
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.value_channels = hidden_size, value_channels
+        self.mapping, self.direction_kind = options["mapping"], options["direction"]
+        self.gate_kind, self.gate_from = options["gate"], options["gate_from"]
+        self.value_kind, self.value_from = options["value"], options["value_from"]
+        self.value_init, self.value_scale = options["value_init"], options["value_scale"]
+        self.value_constant, self.beta_init = options["value_constant"], options["beta_init"]
+        self.rewrites, self.erase = options["rewrites"], options["erase"]
+        eps_k = options["eps_k"]
+        self.eps_k: float = 0.02 * math.sqrt(hidden_size) if eps_k is None else eps_k
+        # What the fused read computes: values of the k-Map, and gates linear in the context.
+        self.reads_value = self.mapping == "k" and self.value_kind != "constant"
+        self.reads_gate = self.gate_kind == "linear" and self.gate_from == "context"
 
-    @property
-    def reads_value(self) -> bool:
-        """True if the value is computed from the read, not constant or the sublayer's output."""
-        return self.mapping == "k" and self.value_kind != "constant"
+        size, n, pool = (hidden_size, value_channels), self.rewrites, None
+        if self.gate_from != "context":
+            kind: Any = "mean" if self.gate_from == "pooled" else self.gate_from
+            pool = Pool(*size, kind, kernel_size=options["gate_kernel_size"], **factory)
+        size_in = hidden_size if pool is None else pool.width
+        self.gate = make_gate(self.gate_kind, size_in, options["gate_hidden"], n, **factory)
+        self.gate_pool = pool
+        self.value = self.direction = self.further = None
+        if self.value_kind != "constant":
+            bias = self.mapping == "k"
+            self.value = Projection(hidden_size, n * value_channels, bias=bias, **factory)
+        if n > 1:
+            self.further = FurtherDirections(hidden_size, n, options["direction_rank"], **factory)
+        if self.mapping == "v":
+            hidden = options["direction_hidden"]
+            self.direction = make_direction(self.direction_kind, *size, hidden, **factory)
 
-    @property
-    def reads_gate(self) -> bool:
-        """True if the gate is linear in the read."""
-        return self.gate_kind == "linear" and self.gate_pool is None
+    def reset_parameters(self) -> None:
+        """Reset β to beta_init, a linear value's bias to value_init, a convolution to the identity.
+
+        Other weights are drawn from a normal of std 0.5/√(size in).
+        """
+        if self.value is not None:
+            reset_(self.value, self.value_init if self.value_kind == "linear" else 0.0)
+        for branch in (self.direction, self.further):
+            for module in () if branch is None else branch.modules():
+                if isinstance(module, Projection):
+                    reset_(module)
+        reset_gate(self.gate, self.beta_init)
+        if self.gate_pool is not None:
+            self.gate_pool.reset_parameters()
 
     def added_to(self, read: ReadParameters) -> ReadParameters:
         """The parameters of the read before this residual, which computes value and gate, too."""
+        value_scale = None
         gate_weight: Tensor | None = None
         gate_bias: Tensor | None = None
         value_weight: Tensor | None = None
         value_bias: Tensor | None = None
-        value_scale: float | None = None
         if self.reads_gate:
             gate = projection_of("gate", self.gate)
             gate_weight, gate_bias = gate.weight, gate.bias
@@ -69,8 +93,9 @@ class Branches(nn.Module):
             value = projection_of("value", self.value)
             value_weight, value_bias = value.weight, value.bias
             if self.rewrites > 1:
-                value_weight = self._per_rewrite(value_weight, 0)
-                value_bias = self._per_rewrite(value_bias, 0)
+                each = (self.rewrites, self.value_channels)
+                value_weight = torch.unflatten(value_weight, 0, each)
+                value_bias = torch.unflatten(value_bias, 0, each)
             value_scale = self.value_scale if self.value_kind == "sigmoid" else None
         # Not by `_replace`, which torch.compile cannot return from a part of a graph.
         return ReadParameters(
@@ -89,10 +114,7 @@ class Branches(nn.Module):
     def value_and_gate(
         self, context: Tensor, raw: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Compute value (…, m) and gate (…,) as the fused read would; None for what it cannot.
-
-        For n > 1 rewrites, these are (…, n, m) and (…, n), here and below.
-        """
+        """Compute value (…, m) and gate (…,) as the fused read would; None for what it cannot."""
         gate = projection_of("gate", self.gate) if self.reads_gate else None
         value = projection_of("value", self.value) if self.reads_value else None
         if value is None or gate is None or self.value_from == "compressed":
@@ -123,62 +145,29 @@ class Branches(nn.Module):
         padding. document_starts, slot: as in `Pool`.
         """
         direction = sublayer_out
-        if value is None or gate is None or self.rewrites > 1:
-            value, gate = self.fill_value_and_gate(
-                state, context, value, gate, slot, document_starts
-            )
-            direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
+        if gate is None:  # "mlp", or of the pooled state
+            pool = self.gate_pool
+            z = context if pool is None else pool(state, slot, document_starts)
+            gate = apply_gate(self.gate_kind, self.gate, z)
+        if self.mapping == "v":
+            branch, linear = self.direction, projection_of("value", self.value)
+            assert branch is not None
+            value = self._values(project(sublayer_out, linear.weight, linear.bias))
+            direction = branch(state, context)
+        elif value is None:
+            each = () if self.rewrites == 1 else (self.rewrites,)
+            shape = (*context.shape[:-1], *each, self.value_channels)
+            value = gate.new_full(shape, self.value_constant)
+        if self.rewrites > 1 and self.further is not None:  # a number is looked up faster
+            direction = self.further(sublayer_out)
         if keep is not None:
             gate = without_padding(gate, keep)
         return Write(direction, value, gate, self.eps_k, self.erase)
 
-    def fill_value_and_gate(
-        self,
-        state: Tensor,
-        context: Tensor,
-        value: Tensor | None,
-        gate: Tensor | None,
-        slot: Slot | None = None,
-        document_starts: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor]:
-        """Fill in what the read cannot compute: constant values, and "mlp" or pooled gates.
-
-        state: X (…, d, m). value, gate: from the read, else None. slot, document_starts: as in
-        `Pool`.
-        """
-        if gate is None:
-            pool = self.gate_pool
-            z = context if pool is None else pool(state, slot, document_starts)
-            gate = apply_gate(self.gate_kind, self.gate, z)
-        if self.value_kind == "constant":
-            each = () if self.rewrites == 1 else (self.rewrites,)
-            shape = (*context.shape[:-1], *each, self.value_channels)
-            value = gate.new_full(shape, self.value_constant)
-        return value, gate
-
-    def rewrite_inputs(
-        self, state: Tensor, sublayer_out: Tensor, context: Tensor, value: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the rewrite's direction k (…, d) and value v (…, m) for a sublayer's output.
-
-        For n > 1 rewrites k is (…, n, d).
-        """
-        if self.mapping == "k":
-            assert value is not None  # the read computed it, or it is constant
-            return sublayer_out if self.further is None else self.further(sublayer_out), value
-        assert self.direction is not None
-        branch = projection_of("value", self.value)
-        value = self._phi(project(sublayer_out, branch.weight, branch.bias))
-        return self.direction(state, context), value
-
     def _values(self, linear: Tensor) -> Tensor:
-        return self._per_rewrite(self._phi(linear), -1)
-
-    def _per_rewrite(self, values: Tensor, axis: int) -> Tensor:
-        """Split an axis of n·m values into (n, m), if n > 1."""
+        """φ of the linear map, its n·m values split into (n, m) if n > 1."""
+        if self.value_kind == "sigmoid":
+            linear = self.value_scale * torch.sigmoid(linear)
         if self.rewrites == 1:
-            return values
-        return torch.unflatten(values, axis, (self.rewrites, self.value_channels))
-
-    def _phi(self, linear: Tensor) -> Tensor:
-        return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear
+            return linear
+        return torch.unflatten(linear, -1, (self.rewrites, self.value_channels))

@@ -78,16 +78,10 @@ def require_own_forward(name: str, module: Any, kind: type[Module]) -> Module:
 
     The operators read the module's parameters directly. They would silently ignore a wrapper, a
     subclass with another forward, or a forward set on the instance. Of PEFT's wrappers the one of
-    `modules_to_save` has a whole module inside, which is returned.
+    `modules_to_save` has a whole module inside, which is returned. A hook of accelerate that moves
+    no parameters may be on it.
     """
-    plain = isinstance(module, kind) and type(module).forward is kind.forward
-    if plain and "forward" not in module.__dict__:
-        return module
-    return _below_others(name, active(module), kind)
-
-
-def _below_others(name: str, module: Any, kind: type[Module]) -> Module:
-    """Return the module if only a hook of accelerate that moves no parameters is on it."""
+    module = active(module)
     if not isinstance(module, kind):
         got = type(module).__name__
         got = f"{type(module).__module__}.{got}" if got == kind.__name__ else got

@@ -11,16 +11,10 @@ from torch import Tensor, nn
 from ddl.ops.checks import autocast_dtype, gate_dtype
 from ddl.options import Direction
 
-from .linear import Projection, project, projection_of, reset_
+from .linear import Projection, project, projection_of
 from .pool import NORM_EPS, Pool
 
-__all__ = [
-    "AttentionDirection",
-    "FurtherDirections",
-    "LinearDirection",
-    "PooledDirection",
-    "make_direction",
-]
+__all__ = ["FurtherDirections", "make_direction"]
 
 
 class LinearDirection(Projection):
@@ -28,9 +22,6 @@ class LinearDirection(Projection):
 
     def __init__(self, hidden_size: int, **factory: Any) -> None:
         super().__init__(hidden_size, hidden_size, bias=False, **factory)
-
-    def reset_parameters(self) -> None:
-        reset_(self)
 
     def forward(self, state: Tensor, context: Tensor) -> Tensor:  # type: ignore[override]
         """Map the context h (…, d) to k (…, d); the state is ignored."""
@@ -53,11 +44,6 @@ class FurtherDirections(nn.Module):
             self.down = Projection(hidden_size, rank, bias=False, **factory)
         size_out = (rewrites - 1) * hidden_size
         self.up = Projection(rank or hidden_size, size_out, bias=False, **factory)
-
-    def reset_parameters(self) -> None:
-        if self.down is not None:
-            reset_(self.down)
-        reset_(self.up)
 
     def forward(self, direction: Tensor) -> Tensor:
         """Map k₁ (…, d) to k₁ … k_n (…, n, d), in its dtype."""
@@ -84,10 +70,6 @@ class PooledDirection(nn.Module):
         self.hidden = Projection(pool.width, hidden, bias=False, **factory)
         self.out = Projection(hidden, pool.hidden_size, bias=False, **factory)
 
-    def reset_parameters(self) -> None:
-        reset_(self.hidden)
-        reset_(self.out)
-
     def forward(self, state: Tensor, context: Tensor) -> Tensor:
         """Map the state X (…, d, m) to k (…, d); the context is ignored."""
         z = self.pool(state).to(self.hidden.weight.dtype)
@@ -111,10 +93,6 @@ class AttentionDirection(nn.Module):
         self.query = Projection(hidden_size, width, bias=False, **factory)
         self.key = Projection(hidden_size, width, bias=False, **factory)
         self.out = Projection(hidden_size, hidden_size, bias=False, **factory)
-
-    def reset_parameters(self) -> None:
-        for projection in (self.query, self.key, self.out):
-            reset_(projection)
 
     def forward(self, state: Tensor, context: Tensor) -> Tensor:
         """Map the state X (…, d, m) and the context h (…, d) to k (…, d).

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddl.options import LEAST_BETA, Gate, GateFrom
+from ddl.options import LEAST_BETA, Gate
 
 from .checks import require_exact_type
 from .linear import Projection, project, projection_of, reset_
-from .pool import Pool, PoolKind
 
-__all__ = ["apply_gate", "make_gate", "make_gate_pool", "reset_gate", "squash"]
+__all__ = ["apply_gate", "make_gate", "reset_gate", "squash"]
 
 
 def make_gate(
@@ -30,16 +29,6 @@ def make_gate(
         return Projection(size_in, gates, **factory)
     first = Projection(size_in, hidden, bias=False, **factory)
     return nn.Sequential(first, nn.Tanh(), Projection(hidden, gates, **factory))
-
-
-def make_gate_pool(
-    gate_from: GateFrom, hidden_size: int, value_channels: int, kernel_size: int, **factory: Any
-) -> Pool | None:
-    """Return the module that computes z from the state; None if z is the context."""
-    if gate_from == "context":
-        return None
-    kind: PoolKind = "mean" if gate_from == "pooled" else gate_from
-    return Pool(hidden_size, value_channels, kind, kernel_size=kernel_size, **factory)
 
 
 def reset_gate(gate: nn.Module, beta_init: float) -> None:

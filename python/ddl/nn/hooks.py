@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,55 +89,35 @@ class Rewrite(NamedTuple):
 Hook = Callable[[Rewrite], Rewrite]
 
 
-class Hooked(Protocol):
-    """A DeltaResidual, or an AddingStream. Each of `hooks` gets what the one before it returned."""
-
-    hooks: tuple[Callable[[Any], Any], ...]
-
-
 _contexts = 0  # that are open, in all threads
 _stance: Any = None  # torch's, while one is open
 _lock = threading.RLock()
 
 
 @contextmanager
-def installed(hooks: Iterable[tuple[Hooked, Callable[[Any], Any]]]) -> Iterator[None]:
-    """Install each hook in its residual or stream, after those it has; remove it at the end.
+def installed(hooks: Iterable[tuple[Any, Callable[[Any], Any]]]) -> Iterator[None]:
+    """Install each hook in its DeltaResidual or AddingStream, after those it has, until the end.
 
-    Meanwhile compiled models run uncompiled, because their compiled code calls no hooks. Contexts
-    may end in any order, as in threads.
-    """
-    pairs = list(hooks)
-    with _eager():
-        with _lock:
-            for residual, hook in pairs:
-                residual.hooks = (*residual.hooks, hook)
-        try:
-            yield
-        finally:
-            with _lock:
-                for residual, hook in pairs:
-                    residual.hooks = tuple(other for other in residual.hooks if other is not hook)
-
-
-@contextmanager
-def _eager() -> Iterator[None]:
-    """Let compiled models run uncompiled.
-
-    torch's stance belongs to the process, and leaving `set_stance` restores the one that it found.
-    So the first context sets it and the last one restores it: two that ended in the order in which
-    they began would leave "force_eager" behind for good.
+    Each hook gets what the one before it returned. Meanwhile compiled models run uncompiled,
+    because their compiled code calls no hooks. Contexts may end in any order, as in threads:
+    torch's stance belongs to the process, and leaving `set_stance` restores the one that it found,
+    so the first context sets it and the last one restores it.
     """
     global _contexts, _stance
+    pairs = list(hooks)
     with _lock:
         if _contexts == 0:
             _stance = torch.compiler.set_stance("force_eager")
             _stance.__enter__()
         _contexts += 1
+        for residual, hook in pairs:
+            residual.hooks = (*residual.hooks, hook)
     try:
         yield
     finally:
         with _lock:
+            for residual, hook in pairs:
+                residual.hooks = tuple(other for other in residual.hooks if other is not hook)
             _contexts -= 1
             if _contexts == 0:
                 _stance.__exit__(None, None, None)

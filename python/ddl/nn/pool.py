@@ -13,9 +13,7 @@ from ddl.ops.checks import gate_dtype
 
 from .convolution import Slot, convolve
 
-__all__ = ["Pool", "PoolKind"]
-
-PoolKind = Literal["mean", "flatten", "convolved"]
+__all__ = ["Pool"]
 
 NORM_EPS = 1e-5
 
@@ -43,7 +41,7 @@ class Pool(nn.Module):
         self,
         hidden_size: int,
         value_channels: int,
-        kind: PoolKind,
+        kind: Literal["mean", "flatten", "convolved"],
         *,
         kernel_size: int = 4,
         **factory: Any,

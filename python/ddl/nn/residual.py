@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,10 +25,7 @@ from ddl.results import Write
 
 from .branches import Branches
 from .checks import check_features, check_stream, report_other_options
-from .direction import FurtherDirections, make_direction
-from .gate import make_gate, make_gate_pool, reset_gate
 from .hooks import Hook, Rewrite
-from .linear import Projection, reset_
 
 __all__ = ["DeltaResidual"]
 
@@ -134,55 +130,17 @@ class DeltaResidual(Branches):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         check_count("hidden_size", hidden_size)
         check_count("value_channels", value_channels)
         check_residual(locals(), value_channels)
-        self.hidden_size, self.value_channels = hidden_size, value_channels
-        self.mapping, self.direction_kind = mapping, direction
-        self.gate_kind, self.gate_from = gate, gate_from
-        self.value_kind, self.value_from = value, value_from
-        self.value_init = value_init
-        self.value_scale, self.value_constant = value_scale, value_constant
-        self.rewrites, self.erase = rewrites, erase
-        self.beta_init = beta_init
+        super().__init__(hidden_size, value_channels, locals(), device=device, dtype=dtype)
         self.hooks: tuple[Hook, ...] = ()
         self.branch_scale = branch_scale
-        self.eps_k = 0.02 * math.sqrt(hidden_size) if eps_k is None else eps_k
-
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        size = (hidden_size, value_channels)
-        pool = make_gate_pool(gate_from, *size, gate_kernel_size, **factory)
-        size_in = hidden_size if pool is None else pool.width
-        self.gate = make_gate(gate, size_in, gate_hidden, rewrites, **factory)
-        self.gate_pool = pool
-        self.value = self.direction = self.further = None
-        if value != "constant":
-            values = rewrites * value_channels
-            self.value = Projection(hidden_size, values, bias=mapping == "k", **factory)
-        if rewrites > 1:
-            self.further = FurtherDirections(hidden_size, rewrites, direction_rank, **factory)
-        if mapping == "v":
-            self.direction = make_direction(direction, *size, direction_hidden, **factory)
         self.reset_parameters()
 
     def never_decayed(self) -> Iterator[nn.Parameter]:
         """Parameters that an optimizer should not decay: zero is not a neutral value for them."""
         return self.parameters()
-
-    def reset_parameters(self) -> None:
-        """Reset β to beta_init, a linear value's bias to value_init, a convolution to the identity.
-
-        Other weights are drawn from a normal of std 0.5/√(size in).
-        """
-        if self.value is not None:
-            reset_(self.value, self.value_init if self.value_kind == "linear" else 0.0)
-        for branch in (self.direction, self.further):
-            if branch is not None:
-                branch.reset_parameters()
-        reset_gate(self.gate, self.beta_init)
-        if self.gate_pool is not None:
-            self.gate_pool.reset_parameters()
 
     def forward(
         self,

@@ -27,7 +27,7 @@ from .expand import Expand
 from .history import History
 from .linear import form_parameters
 from .padding import without_padding
-from .read import Read, make_reads
+from .read import OF_THE_OWNER, Read, make_reads
 from .residual import DeltaResidual
 from .trunk import Call, as_stream, run
 
@@ -54,8 +54,8 @@ class DeltaStream(nn.Module):
 
     The fused operators read the parameters of `reads` and `residuals` directly and never call their
     `forward`: forward hooks on them, or on their gates and values, do not fire, and wrappers are
-    rejected. torch.nn.utils.parametrize, prune, weight_norm and spectral_norm work. If you replace
-    a read whose compression other reads share, replace those as well.
+    rejected, but those of torch.nn.utils work. If you replace a read whose compression other reads
+    share, replace those as well.
 
     Args:
         hidden_size: d.
@@ -89,13 +89,6 @@ class DeltaStream(nn.Module):
         residual: mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction,
             direction_hidden, value, value_init, value_scale, value_constant, value_from, rewrites,
             direction_rank, beta_init, erase, branch_scale and eps_k of DeltaResidual.
-            Two of them decide what a sublayer writes:
-            mapping="k": a sublayer's output is the direction, the value comes from the read
-            (default).
-            mapping="v": a sublayer's output is the value, a branch computes the direction.
-            value="linear": a linear map (default).
-            value="sigmoid": value_scale·sigmoid of a linear map.
-            value="constant": value_constant in every value channel.
 
     Raises:
         ValueError: an option is unknown, out of range, or without effect and not at its default.
@@ -131,6 +124,7 @@ class DeltaStream(nn.Module):
         if compress is None:
             compress = "identity" if value_channels == 1 else "channel"
         check_options(locals(), STREAM_OPTIONS)
+        own = {name: option for name, option in locals().items() if name in OF_THE_OWNER}
         known = ("value_channels", *STREAM_OPTIONS, *RESIDUAL_OPTIONS, "device", "dtype")
         check_known(residual, known, "DeltaStream or of DeltaResidual")
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
@@ -143,12 +137,6 @@ class DeltaStream(nn.Module):
 
         common: dict[str, Any] = {"compress": compress, **factory}
         common |= {"norm_eps": norm_eps, "norm_affine": norm_affine}
-        own: dict[str, Any] = {
-            "kernel_size": kernel_size,
-            "compress_parameterization": compress_parameterization,
-            "causal": causal,
-            "read_init": read_init,
-        }
         self.reads = make_reads(
             hidden_size,
             value_channels,

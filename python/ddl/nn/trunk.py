@@ -9,9 +9,8 @@ for what reads several tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,18 +45,10 @@ class Stream(Protocol):
     ) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
 
 
-class Step(NamedTuple):
-    """A read, and the sublayer that gets it with its residual; both None after the last one.
-
-    read_slot, residual_slot: where past tokens leave something for them; None without a history, or
-    if they need nothing.
-    """
-
-    read: ReadParameters
-    read_slot: Slot | None
-    sublayer: nn.Module | None
-    residual: DeltaResidual | None
-    residual_slot: Slot | None
+# A read, and the sublayer that gets it with its residual; both None after the last read. A slot
+# follows read and residual: where past tokens leave something for it; None without a history, or if
+# nothing is left.
+Step = tuple[ReadParameters, Slot | None, nn.Module | None, DeltaResidual | None, Slot | None]
 
 
 def run(
@@ -124,7 +115,7 @@ def _steps(stream: Stream, dtype: torch.dtype | None, history: History | None) -
             read_slot = Slot(history, f"reads.{index}")
         if history is not None and residual is not None and residual.gate_pool is not None:
             residual_slot = Slot(history, f"residuals.{index}")
-        steps.append(Step(read, read_slot, sublayer, residual, residual_slot))
+        steps.append((read, read_slot, sublayer, residual, residual_slot))
     return steps
 
 
@@ -185,17 +176,14 @@ def boundary(
         starts = None
     if slot is None or not read.looks_back():
         return functional.step(state, write, read, starts, chain=chain)
-    pending = slot.history.get(slot.name, partial(_recomputed, read))
+
+    def recomputed(state: Tensor, pending: Tensor | None, _: None) -> Any:  # before a crop
+        return functional.step(state, None, read, pending=pending, continues=True)
+
+    pending = slot.history.get(slot.name, recomputed)
     result, left = functional.step(state, write, read, starts, pending=pending, continues=True)
     slot.history.set(slot.name, left, result.state)
     return result, None
-
-
-def _recomputed(
-    read: ReadParameters, state: Tensor, pending: Tensor | None, starts: Tensor | None
-) -> tuple[RewriteReadResult, Tensor | None]:
-    """Read the tokens before a crop once more; the second result is what they leave."""
-    return functional.step(state, None, read, starts, pending=pending, continues=True)
 
 
 def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:

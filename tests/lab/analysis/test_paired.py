@@ -42,13 +42,21 @@ def test_an_example_by_hand(tmp_path: Path) -> None:
     assert delta.loss == pytest.approx(2.8)
     assert delta.seeds == [1, 2, 3]
     assert delta.difference == pytest.approx((-0.2, -0.4484, 0.0484), abs=1e-4)
-    assert found.notes == ["At equal tokens: ddl-cc."]
+    assert found.notes == ["At equal tokens, no difference from additive is clear: ddl-cc."]
 
 
 def test_the_seeds_spread_does_not_widen_the_interval(tmp_path: Path) -> None:
     """The differences are all −0.1, however far the seeds lie apart: so one pairs."""
     found = paired(tmp_path, {"additive": ADDITIVE, "ddl": {1: 2.9, 2: 3.3, 3: 2.5}})
     assert found.variants[1].difference == pytest.approx((-0.1, -0.1, -0.1), abs=1e-9)
+    assert found.notes == [
+        "At equal tokens, ddl is better than additive by 0.1000 (0.1000 to 0.1000)."
+    ]
+
+
+def test_a_variant_that_is_worse(tmp_path: Path) -> None:
+    found = paired(tmp_path, {"additive": ADDITIVE, "ddl": {1: 3.1, 2: 3.6, 3: 2.8}})
+    assert found.notes[0].startswith("At equal tokens, additive is better than ddl by 0.1667 (")
 
 
 def test_only_seeds_that_both_have_are_paired(tmp_path: Path) -> None:
@@ -73,7 +81,7 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     assert found.variants[1].difference == (pytest.approx(-0.1), None, None)
     assert found.variants[2].difference is None
     assert found.notes == [
-        "At equal tokens: ddl, ddl-cc.",
+        "At equal tokens, ddl differs from additive by -0.1000 in one seed.",
         "No interval with one seed: ddl. How much the seed alone changes is not known.",
         "No seed in common with additive: ddl-cc.",
     ]
@@ -81,7 +89,8 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
 
 def test_several_intervals_are_warned_of(tmp_path: Path) -> None:
     losses = {"additive": ADDITIVE, "ddl": ADDITIVE, "ddl-cc": ADDITIVE}
-    _, note = paired(tmp_path, losses).notes
+    alike, note = paired(tmp_path, losses).notes
+    assert alike == "At equal tokens, no difference from additive is clear: ddl, ddl-cc."
     assert note.startswith("Each interval is for its variant alone")
 
 
@@ -150,14 +159,14 @@ def test_what_the_variants_cost(tmp_path: Path) -> None:
     assert fewer.seconds == 0.5
     assert (same.tokens, same.flops, same.seconds) == (1, pytest.approx(ratio), 2)  # of seed 2
     assert found.notes[:3] == [
-        "At equal tokens and equal FLOPs (within 1 %): b.",
-        "Neither tokens nor FLOPs are equal: c.",
-        "At equal tokens: d.",
+        "At equal tokens, d differs from a by +0.0000 in one seed.",
+        "At equal tokens and equal FLOPs (within 1 %), no difference from a is clear: b.",
+        "With other tokens and FLOPs, no difference from a is clear: c.",
     ]
     lines = (runs[0] / "metrics.jsonl").read_text().replace('"seconds": 1.0', '"seconds": 1.1')
     (runs[0] / "metrics.jsonl").write_text(lines)
     first, other = compare([runs[0], runs[4]]).runs
-    assert pair([first, other]).notes[0] == "At equal seconds (within 10 %): c."
+    assert pair([first, other]).notes[0].startswith("At equal seconds (within 10 %), ")
 
 
 def test_runs_of_equal_cost_are_fair_with_other_steps(tmp_path: Path) -> None:

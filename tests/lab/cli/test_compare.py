@@ -109,7 +109,9 @@ def test_json_is_one_document_and_nothing_else(
     assert made["runs"][0]["evaluations"][0]["scores"] == {"piqa": 60.0}
     assert made["runs"][3]["speed_ratio"] == 1.0
     assert made["paired"]["variants"][1]["difference"] == -0.5
-    assert made["notes"] == ["At equal tokens: ddl."]
+    assert made["notes"] == [
+        "At equal tokens, ddl is better than additive by 0.5000 (0.5000 to 0.5000)."
+    ]
     assert made["paired"]["variants"][1]["flops_ratio"] > 1
 
 

@@ -58,14 +58,13 @@ def explore(
     paths: Sequence[Path],
     script: Callable[[Driver], Awaitable[None]],
     *,
-    bench: Sequence[Path] = (),
     size: tuple[int, int] = (80, 24),
     interval: float = NEVER,
 ) -> None:
     """Show the runs at these paths and follow the script."""
 
     async def go() -> None:
-        app = Explorer(Watch(paths, bench), interval=interval)
+        app = Explorer(Watch(paths), interval=interval)
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
             await script(Driver(app, pilot))

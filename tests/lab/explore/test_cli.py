@@ -19,7 +19,6 @@ NO_RUNS = (
     f"{FOLDERS}, got none: `ddl train tiny --out runs/tiny` makes one in seconds, and `ddl"
     " explore runs` shows it"
 )
-FILES = "`--bench` must be files of `ddl bench --out`"
 
 
 @pytest.fixture
@@ -41,10 +40,8 @@ def test_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("args", "sentence"),
     [
         ("", NO_RUNS),
-        ("--bench .", NO_RUNS),
         ("nowhere", f"{FOLDERS}, got nowhere, nothing there"),
         (__file__, f"{FOLDERS}, got {__file__}, a file"),
-        (". --bench nowhere", f"{FILES}, got nowhere, nothing there"),
         (". --interval 0", "`--interval` must be a positive finite number, got 0.0"),
     ],
 )

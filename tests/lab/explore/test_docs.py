@@ -39,7 +39,7 @@ def test_its_tables_are_complete() -> None:
     named = set(re.findall(r"`([^`]+)`", " ".join(table("key"))))
     keys = {key for b in Explorer.BINDINGS for key in b.key.split(",")}  # type: ignore[union-attr]
     keys = {"?" if key == "question_mark" else key for key in keys}
-    assert keys - named == {"2", "3", "4", "5", "6", "ctrl+c"}
+    assert keys - named == {"2", "3", "4", "5", "ctrl+c"}
     assert named <= keys
 
 

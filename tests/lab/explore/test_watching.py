@@ -110,25 +110,3 @@ def test_evaluations_are_read_when_they_appear(run: Path) -> None:
     assert only(watch.poll()).run.evaluations == ()
     write_evaluation(run, {None: {"piqa": 60.0}})
     assert only(watch.poll()).run.evaluations[0].scores == {"piqa": 60.0}
-
-
-def test_benchmarks_in_the_folder_and_by_name(run: Path, tmp_path: Path) -> None:
-    record = {"benchmark": "mine", "results": [{"op": "read", "ms": 1.5, "seconds": [1]}]}
-    (run / "bench.jsonl").write_text(json.dumps(record) + "\n")
-    (run / "other.jsonl").write_text('{"step": 1}\n')
-    named = tmp_path / "named.jsonl"
-    snapshot = Watch([run], [named]).poll()
-    (own,) = only(snapshot).benchmarks
-    assert own.name == "bench.jsonl"
-    assert own.records[0][1] == "op        ms\nread  1.5000"
-    (missing,) = snapshot.benchmarks
-    assert missing.problem == f"{named} must be records of benchmarks, got none there."
-    named.write_text("nonsense\n" + json.dumps({"benchmark": "bench", "results": 3}) + "\n")
-    (found,) = Watch([run], [named]).poll().benchmarks
-    assert found.records == (
-        (
-            "bench: without a description of the machine",
-            "",
-            "Its results are no table: they are in the file, and perhaps beside it.",
-        ),
-    )

@@ -9,24 +9,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from ddl.errors import InputError
 from ddl.files import alone_in
 from ddl.lab import data
-from ddl.lab.config import TrainConfig
 from ddl.lab.config.sweeps import Sweep, parse_sweep
-from ddl.lab.train import Step, Trainer, equal
-from ddl.lab.train.equal import stored
-from ddl.lab.train.listing import read_times
+from ddl.lab.train import Step, Trainer
 from ddl.lab.train.metrics import peak_memory
 from ddl.lab.train.runs import RunDirectory
 from ddl.lab.train.sweep import Pace, duration, reset_peak_memory, state_of, train_sweep
@@ -194,64 +189,6 @@ def test_an_out_that_cannot_be_written(tmp_path: Path) -> None:
         train_sweep(make(tmp_path / "file" / "x", [1], "additive"), quiet())
 
 
-# --- equal seconds ------------------------------------------------------------------------------
-
-
-def make_equal(folder: Path, *residuals: str, **options: Any) -> Sweep:
-    variants = {residual: {"model.residual": residual} for residual in residuals}
-    values = {"preset": "tiny", "out": str(folder), "seeds": [1], "variants": variants}
-    return parse_sweep(values | {"equal": "seconds", "options": OPTIONS | options})
-
-
-def test_steps_of_equal_seconds_are_measured_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next call and other tasks find them in the listing; those of new variants are added."""
-    timed = []
-
-    def time_steps(config: TrainConfig, baseline: TrainConfig) -> tuple[float, float]:
-        timed.append((config.model.residual, baseline.model.residual))
-        return 0.2, 0.1
-
-    monkeypatch.setattr(equal, "time_steps", time_steps)
-    sweep = make_equal(tmp_path, "additive", "ddl")
-    assert stored(sweep) is None
-    assert train_sweep(sweep, console := recorder(), index=1) == (0, {})
-    assert "Timing 15 steps of ddl, in turn with those of additive" in console.export_text()
-    assert timed == [("ddl", "additive")]
-    listing = json.loads((tmp_path / "sweep.json").read_text())
-    assert listing["runs"] == ["additive-s1", "ddl-s1"]
-    assert listing["seconds_per_step"]["ddl"][:2] == [0.2, 0.1]
-    more = make_equal(tmp_path, "additive", "ddl", "ddl-cc")
-    assert train_sweep(more, quiet()) == (0, {})
-    assert timed == [("ddl", "additive"), ("ddl-cc", "additive")]
-    settled = stored(more)
-    assert settled is not None
-    assert [state_of(run) for run in settled.runs] == [(4, True), (2, True), (2, True)]
-    assert stored(make_equal(tmp_path, "additive", "ddl", batch_size=3)) is None  # other options
-
-
-def test_steps_are_timed_on_this_machine(tmp_path: Path) -> None:
-    """Two models of which one is larger: each step is a training step, in turn with the other's."""
-    sweep = make_equal(tmp_path, "additive", "ddl", log_every=100)
-    small, large = sweep.runs[0].config, sweep.runs[1].config
-    large = replace(large, model=replace(large.model, mlp_size=20_000))
-    seconds, of_baseline = equal.time_steps(large, small)
-    assert 0 < 2 * of_baseline < seconds < 100
-    assert not (tmp_path / "additive-s1").exists()
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", '{"seconds_per_step": 3}', '{"seconds_per_step": {"a": [1, 2]}}',
-     '{"seconds_per_step": {"a": [1, "x", ""], "b": [0, 1, ""], "c": null}}',
-     '{"seconds_per_step": {"a": [NaN, 1, ""]}}'],
-)  # fmt: skip
-def test_a_damaged_listing_has_no_times(tmp_path: Path, text: str) -> None:
-    (tmp_path / "sweep.json").write_text(text)
-    assert read_times(tmp_path) == {}
-
-
 # --- several processes --------------------------------------------------------------------------
 
 
@@ -272,37 +209,6 @@ def test_a_run_that_another_process_has_is_left_to_it(
     assert steps == ["ddl-s1"] * 4
     assert len(built) == 1
     assert train_sweep(sweep, quiet()) == (0, {})
-
-
-def test_one_process_measures_seconds_and_the_other_waits_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two tasks of an array that begin at once: both train with the steps that one has measured."""
-    sweep, here = make_equal(tmp_path / "sweep", "additive", "ddl"), tmp_path / "here"
-    here.mkdir()
-
-    def time_steps(config: TrainConfig, baseline: TrainConfig) -> tuple[float, float]:
-        (here / f"measured by {os.getpid()}").touch()
-        while len(list(here.glob("begun *"))) < 2:
-            time.sleep(0.01)
-        time.sleep(0.3)  # in which the other process comes to the lock
-        return 0.2, 0.1
-
-    def task(index: int) -> Callable[[int], int]:
-        def act(rank: int) -> int:
-            (here / f"begun {index}").touch()
-            return train_sweep(sweep, Console(file=sys.stdout, width=200), index=index).status
-
-        return act
-
-    monkeypatch.setattr(equal, "time_steps", time_steps)
-    tasks = [Forked(1, tmp_path / f"said-{index}", task(index)) for index in (0, 1)]
-    statuses = [process.wait()[0] for process in tasks]
-    assert statuses == [0, 0], [process.said() for process in tasks]
-    assert len(list(here.glob("measured *"))) == 1
-    settled = stored(sweep)
-    assert settled is not None
-    assert [state_of(run) for run in settled.runs] == [(4, True), (2, True)]
 
 
 @pytest.mark.exhaustive

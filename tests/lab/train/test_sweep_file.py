@@ -133,57 +133,12 @@ def test_every_option_of_ddl_train_is_known() -> None:
     assert all(hasattr(TrainConfig(), name.split(".")[0]) for name in HINTS)
 
 
-EQUAL = """
-preset = "tiny"
-equal = "flops"
-seeds = [1, 2]
-[variants.additive]
-model.residual = "additive"
-[variants.tc]
-model.residual = "ddl-tc"
-[options]
-steps = 1000
-model.num_layers = [1, 2]
-"""
-
-
-def test_steps_of_equal_flops(tmp_path: Path) -> None:
-    """Each variant has the FLOPs of the first one with the same listed options."""
-    runs = {run.name: run for run in sweep(tmp_path, EQUAL).runs}
-    assert len(runs) == 8
-    for layers in (1, 2):
-        base, other = (
-            [runs[f"{name}-num_layers{layers}-s{seed}"] for seed in (1, 2)]
-            for name in ("additive", "tc")
-        )
-        assert {run.config.steps for run in base} == {1000}
-        (steps,) = {run.config.steps for run in other}
-        assert {run.baseline for run in (*base, *other)} == {f"additive-num_layers{layers}"}
-        costs = [run.config.steps * run.config.flops_per_step for run in (base[0], other[0])]
-        assert 500 < steps < 1000
-        assert costs[1] == pytest.approx(costs[0], rel=0.5 / steps)
-
-
-def test_a_model_of_equal_flops_has_a_step_at_least(tmp_path: Path) -> None:
-    text = EQUAL.replace("steps = 1000", "steps = 1") + "model.vocab_size = 256\n"
-    text = text.replace('"ddl-tc"', '"ddl-tc"\nmodel.mlp_size = 100000')
-    assert {run.config.steps for run in sweep(tmp_path, text).runs} == {1}
-
-
-def test_equal_seconds_wait_for_their_measurement(tmp_path: Path) -> None:
-    made = sweep(tmp_path, EQUAL.replace("flops", "seconds"))
-    assert made.equal == "seconds"
-    assert {run.config.steps for run in made.runs} == {1000}
-    costs = {run.variant: 2.0 if run.variant.startswith("tc") else 0.5 for run in made.runs}
-    assert {run.config.steps for run in made.with_costs(costs).runs} == {1000, 250}
-
-
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         (
             "stepz = 3",
-            "`stepz` must be one of preset, recipe, out, seeds, equal, variants, options, got ",
+            "`stepz` must be one of preset, recipe, out, seeds, variants, options, got ",
         ),
         ('preset = "huge"', "`preset` must be one of tiny, demo, small, medium, got 'huge'"),
         ("preset = 3", "`preset` must be one of tiny, demo, small, medium, got 3"),
@@ -194,25 +149,6 @@ def test_equal_seconds_wait_for_their_measurement(tmp_path: Path) -> None:
         ("seeds = [1, -1]", "`seeds` must be an integer of at least 0, got -1"),
         ("seeds = [true]", "`seeds` must be an integer of at least 0, got True"),
         ("seeds = [1, 1]", "`seeds` must be different, got [1, 1]"),
-        ("equal = 'tokens'", "`equal` must be 'flops' or 'seconds', got 'tokens'"),
-        ("equal = []", "`equal` must be 'flops' or 'seconds', got []"),
-        (
-            "equal = 'flops'",
-            "`equal` must be left out with one variant, whose steps it does not change, got 'flops",
-        ),
-        (
-            "equal = 'seconds'\nvariants.a = {}\noptions.batch_size = [1, 2]",
-            "`equal` must be left out with one variant, whose steps it does not change, got 'secon",
-        ),
-        (
-            "equal = 'flops'\nvariants.a.steps = 5",
-            "`variants.a.steps` must be left out with `equal`, which sets the steps of all "
-            "variants but the first, got 5",
-        ),
-        (
-            "equal = 'seconds'\noptions.steps = [5, 6]",
-            "`options.steps` must be one value with `equal`, the steps of the first variant, got",
-        ),
         ("options = 3", "`options` must be a table, as [options], got 3"),
         ("variants = 3", "`variants` must be a table, as [variants], got 3"),
         ("variants.a = 3", "`variants.a` must be a table of options, got 3"),

@@ -12,8 +12,6 @@ from ddl.paths import DECODER_MODEL_TYPE
 
 from .structure import Structure
 
-__all__ = ["ARCHITECTURE", "DDLDecoderConfig"]
-
 ARCHITECTURE = "DDLDecoderForCausalLM"
 
 

@@ -10,36 +10,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ddl.nanogpt.annealing import Annealing, count_steps
-from ddl.nanogpt.model import (
-    OF_THE_MODEL,
-    check_additive,
-    check_options_of,
-    stream_for,
-    with_defaults,
-)
+from ddl.nanogpt.model import FIXED, check_additive, stream_for
 from ddl.nn.stream import DeltaStream
-from ddl.options import (
-    RESIDUAL_OPTIONS,
-    STREAM_OPTIONS,
-    Compress,
-    ExpandKind,
-    check_choice,
-    check_count,
-    refuse,
-)
+from ddl.options import Compress, ExpandKind, check_choice, check_count, refuse
 
 from .converted import FLOAT32_PATTERNS, ConvertedDecoder
 from .entry import Entry, check_arguments, looks_back
 from .stream import FinalNorm, Place, Scale, StreamNorm, check_norm, reading_norm
 from .structure import Structure, structure_of
 
-__all__ = ["ANNEAL_STEPS", "convert", "convert_with", "decoder_class"]
-
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 ANNEAL_STEPS = 2000
-OWN = ("value_channels", "start", "anneal_steps", "train")
-KNOWN = (*OWN, *(n for n in STREAM_OPTIONS | RESIDUAL_OPTIONS if n not in OF_THE_MODEL))
 
 
 def convert(
@@ -94,7 +76,6 @@ def convert(
     """
     options |= {"value_channels": value_channels, "compress": compress, "expand": expand}
     options |= _checked_start(start, anneal_steps, train, **options)
-    check_options_of(options, KNOWN, OF_THE_MODEL, "ddl.hf.convert")
     if isinstance(model, ConvertedDecoder):
         raise ValueError("`model` must be as transformers made it, got one already converted")
     structure = structure_of(model)
@@ -117,13 +98,15 @@ def convert_with(model: Any, structure: Structure, options: dict[str, Any]) -> N
     for norm in (final, *(getattr(layer, name) for layer in layers for name in structure.norms)):
         check_norm(norm)
     dtype = torch.promote_types(like.dtype, torch.float32)
-    stream = stream_for(
+    stream, known = stream_for(
         [nn.Identity() for _ in range(2 * len(layers))],  # places: the layers have the sublayers
-        *(like, dtype),
-        norm_eps=None,
-        **{name: value for name, value in options.items() if name not in OWN[1:]},
+        options,
+        like=like,
+        dtype=dtype,
+        own=("start", "anneal_steps", "train"),
+        fixed=FIXED,
+        caller="ddl.hf.convert",
     )
-    known = with_defaults(options, stream, OF_THE_MODEL)
     if looks_back(known):
         check_arguments(layers)
     adapter = options["train"] == "stream"

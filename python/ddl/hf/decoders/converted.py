@@ -15,8 +15,6 @@ from .entry import TOKENS, looks_back, tokens_of
 from .stream import Scale
 from .structure import Structure
 
-__all__ = ["FLOAT32_PATTERNS", "ConvertedDecoder"]
-
 # Of the parameters that stay float32 in a model of a half-precision dtype.
 FLOAT32_PATTERNS = [r"\.(read|res|scale)_[12]\.", r"\.expand\.weight$", r"\.readout\.compress_"]
 

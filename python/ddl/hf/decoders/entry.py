@@ -25,8 +25,6 @@ from ddl.results import Chain
 from .stream import Pass, Stream
 from .structure import exchanged
 
-__all__ = ["TOKENS", "Entry", "check_arguments", "looks_back", "tokens_of"]
-
 TOKENS = "delta_tokens"  # a keyword argument that passes from the decoder's entry to its layers'
 
 

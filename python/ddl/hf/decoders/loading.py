@@ -16,8 +16,6 @@ from ddl.paths import at_home
 from .configuration import DDLDecoderConfig
 from .conversion import convert, decoder_class
 
-__all__ = ["DDLDecoderForCausalLM", "load_adapter"]
-
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 

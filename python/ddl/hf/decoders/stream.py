@@ -29,17 +29,6 @@ from ddl.results import Chain, Write
 
 from .structure import ADD, device_of
 
-__all__ = [
-    "FinalNorm",
-    "Pass",
-    "Place",
-    "Scale",
-    "Stream",
-    "StreamNorm",
-    "check_norm",
-    "reading_norm",
-]
-
 
 class Pass(NamedTuple):
     """The part of a forward pass that all layers share.

@@ -14,8 +14,6 @@ from transformers import PreTrainedModel
 
 from ddl.recording.sublayers import evaluating
 
-__all__ = ["ADD", "Structure", "device_of", "exchanged", "structure_of"]
-
 ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
 
 TOKENS = 8  # of the input on which a model is watched

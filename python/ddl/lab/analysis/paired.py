@@ -72,7 +72,7 @@ def pair(runs: Sequence[Run], baseline: str | None = None) -> Paired:
         measured = interval(differences) if seeds and name != first else None
         costs = _costs(groups[name], groups[first], seeds)
         found.append(Difference(name, mean, seeds, measured, *costs))
-    return Paired(first, found, _cost_notes(found[1:]) + _notes(runs, found))
+    return Paired(first, found, _verdicts(first, found[1:]) + _notes(runs, found))
 
 
 def _costs(
@@ -152,18 +152,40 @@ def _notes(runs: Sequence[Run], found: Sequence[Difference]) -> list[str]:
     return notes
 
 
-def _cost_notes(others: Sequence[Difference]) -> list[str]:
-    """Sentences on the costs that variants share with the baseline: tokens, FLOPs, else seconds."""
-    named: dict[str, list[str]] = {}
+def _verdicts(baseline: str, others: Sequence[Difference]) -> list[str]:
+    """Sentences on who is better at which equal costs; variants without a difference are alike."""
+    alike: dict[str, list[str]] = {}
+    found = []
     for variant in others:
-        equal = ["tokens"] if variant.tokens == 1 else []
-        equal += [f"FLOPs (within {100 * EQUAL:g} %)"] if close(variant.flops, 1.0) else []
-        if not equal and close(variant.seconds, 1.0, EQUAL_SECONDS):
-            equal = [f"seconds (within {100 * EQUAL_SECONDS:g} %)"]
-        how = " and ".join(f"equal {name}" for name in equal)
-        sentence = f"At {how}" if how else "Neither tokens nor FLOPs are equal"
-        named.setdefault(sentence, []).append(variant.variant)
-    return [f"{sentence}: {', '.join(names)}." for sentence, names in named.items()]
+        if variant.difference is None:
+            continue
+        mean, low, high = variant.difference
+        costs, (better, worse) = _equal_costs(variant), (variant.variant, baseline)
+        if mean > 0:
+            better, worse = worse, better
+        if low is None or high is None:
+            found.append(
+                f"{costs}, {variant.variant} differs from {baseline} by {mean:+.4f} in one seed."
+            )
+        elif low <= 0 <= high:
+            alike.setdefault(costs, []).append(variant.variant)
+        else:
+            least, most = sorted((abs(low), abs(high)))
+            by = f"{abs(mean):.4f} ({least:.4f} to {most:.4f})"
+            found.append(f"{costs}, {better} is better than {worse} by {by}.")
+    for costs, names in alike.items():
+        found.append(f"{costs}, no difference from {baseline} is clear: {', '.join(names)}.")
+    return found
+
+
+def _equal_costs(variant: Difference) -> str:
+    """The costs that a variant shares with the baseline: tokens, FLOPs, else seconds."""
+    equal = ["tokens"] if variant.tokens == 1 else []
+    equal += [f"FLOPs (within {100 * EQUAL:g} %)"] if close(variant.flops, 1.0) else []
+    if not equal and close(variant.seconds, 1.0, EQUAL_SECONDS):
+        equal = [f"seconds (within {100 * EQUAL_SECONDS:g} %)"]
+    how = " and ".join(f"equal {name}" for name in equal)
+    return f"At {how}" if how else "With other tokens and FLOPs"
 
 
 def as_mapping(difference: Difference) -> Mapping[str, object]:

@@ -39,9 +39,8 @@ class ReferenceStream(nn.Module):
             h, value, beta = reference.read(X, **residual.added_to(own).keywords())
             assert value is not None
             assert beta is not None
-            k, value = residual.rewrite_inputs(X, sublayer(h, *args), h, value)
-            beta = residual.branch_scale * beta
-            X = reference.rewrite(X, k, value, beta, eps_k=residual.eps_k, erase=residual.erase)
+            write = residual.write(X, sublayer(h, *args), h, value, residual.branch_scale * beta)
+            X = reference.rewrite(X, *write[:3], eps_k=residual.eps_k, erase=residual.erase)
         readout = self.readout.parameters_of(self.readout.effective_weight())
         return reference.read(X, **readout.keywords()).context
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from ddl.lab.config import COORDINATES, BenchConfig
+from ddl.lab.config import BenchConfig
 
 from .command import Command, parse
 
@@ -24,18 +24,11 @@ ddl bench --out before.jsonl
 
 ddl bench --baseline before.jsonl --min-ratio 0.9 --max-p95 1.2
 
-All of it takes about a minute on two cores. What takes no time, whether learning rates can be
-expected to carry over to other widths and depths, is a part apart, of some minutes:
-
-ddl bench coordinates"""
+All of it takes about a minute on two cores."""
 
 
 def run(args: list[str]) -> int:
     config = parse(BenchConfig, args, prog="ddl bench", description=HELP, positional=True)
-    if COORDINATES in config.parts:
-        from ddl.lab.bench.coordinates import show
-
-        return show(config)
     from ddl.lab.bench.record import describe
     from ddl.lab.bench.run import bench, tabulate
 

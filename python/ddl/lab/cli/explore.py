@@ -12,11 +12,9 @@ from ddl.lab.output import make_console, unguarded
 from .command import Command, parse
 
 HELP = """Look at runs in the terminal, live while they train: their losses and other curves, what
-the rewrites do, comparisons, benchmarks, samples and options.
+the rewrites do, comparisons, samples and options.
 
 ddl explore runs/sweep
-
-ddl explore runs/tiny --bench before.jsonl
 
 Press ? for the keys and q to quit. No file is written."""
 
@@ -24,12 +22,12 @@ Press ? for the keys and q to quit. No file is written."""
 def run(args: list[str]) -> int:
     config = parse(ExploreConfig, args, prog="ddl explore", description=HELP, positional=True)
     require_terminal()
-    for path in (*config.runs, *config.bench):
-        require_there(path, "runs" if path in config.runs else "bench")
+    for path in config.runs:
+        require_there(path)
     from ddl.lab.explore.screen import Explorer
     from ddl.lab.explore.watching import Watch
 
-    explorer = Explorer(Watch(config.runs, config.bench), interval=config.interval)
+    explorer = Explorer(Watch(config.runs), interval=config.interval)
     explorer.error_console = make_console(stderr=True)
     return explorer.run() or explorer.return_code or 0
 
@@ -48,13 +46,11 @@ def require_terminal() -> None:
             )
 
 
-def require_there(path: Path, argument: str) -> None:
-    """Raise InputError unless the path exists, and is a directory if it is to hold runs."""
-    if argument == "runs" and not path.is_dir():
+def require_there(path: Path) -> None:
+    """Raise InputError unless the path is a directory."""
+    if not path.is_dir():
         got = "a file" if path.exists() else "nothing there"
         raise InputError("runs", "be run directories or folders with runs", f"{path}, {got}")
-    if not path.exists():
-        raise InputError("bench", "be files of `ddl bench --out`", f"{path}, nothing there")
 
 
 COMMAND = Command("look at runs while they train: ddl explore RUN…", ExploreConfig, run, "explore")

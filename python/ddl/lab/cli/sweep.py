@@ -36,9 +36,6 @@ Then
 
 ddl sweep sweep.toml
 
-With equal = "flops" or "seconds" every variant has the steps that cost what those of the first one
-do; the seconds of a step are measured first.
-
 The same command goes on after a stop: it skips the runs that are finished and resumes the others.
 Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 ends it after the step and a checkpoint, with 128 and the
 signal's number as exit status, such as 130 and 143. If a run diverges, the others go on, and the
@@ -71,16 +68,10 @@ def run(args: list[str]) -> int:
 
 def listing(sweep: Sweep) -> list[str]:
     """A line for each run: its number for --index, its name and its state."""
-    from ddl.lab.train.equal import stored
     from ddl.lab.train.sweep import state_of
 
-    known = stored(sweep)
-    sweep = sweep if known is None else known
     lines, width = [], max(len(run.name) for run in sweep.runs)
     for number, run in enumerate(sweep.runs):
-        if known is None and run.variant != run.baseline:
-            lines.append(f"{number:4}  {run.name:{width}}  its steps are not measured yet")
-            continue
         try:
             step, finished = state_of(run)
             state = "finished" if finished else f"step {step} of {run.config.steps}"
@@ -104,7 +95,7 @@ def show(sweep: Sweep, console: Console) -> None:
     paired = pair(compared.runs) if len(seeds) > 1 else None
     tables.show(compared, console, paired)
     path = sweep.out / PLOT
-    compare.plot(compared, path, sweep.equal or "steps")
+    compare.plot(compared, path)
     print_line(console, f"Loss curves: {path}")
 
 

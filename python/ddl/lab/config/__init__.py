@@ -20,14 +20,13 @@ from .commands import (
 from .comparing import CompareConfig, ReportConfig, SweepConfig
 from .exploring import ExploreConfig
 from .inspecting import InspectConfig
-from .installation import COORDINATES, PARTS, BenchConfig, DoctorConfig
+from .installation import PARTS, BenchConfig, DoctorConfig
 from .presets import PRESETS
 from .recipes import RECIPES, paper_code
 from .training import Tracker, TrainConfig
 
 __all__ = [
     "BASELINES",
-    "COORDINATES",
     "PARTS",
     "PRESETS",
     "PUBLISHED",

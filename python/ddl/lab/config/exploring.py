@@ -19,9 +19,6 @@ class ExploreConfig:
     runs: tuple[Path, ...]
     """Run directories, or folders with runs in them, as `ddl sweep` writes. Runs that appear in a
     folder later are shown, too."""
-    bench: tuple[Path, ...] = ()
-    """Files of `ddl bench --out`, or folders with such files. Files
-    in the folders of `runs` are found without this option."""
     interval: float = 1.0
     """Seconds between two readings of the files."""
 

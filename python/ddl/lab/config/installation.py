@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from ddl.fields import check_counts, check_literals, expand_paths, require, require_given
 from ddl.models.config import RESIDUALS
 from ddl.options import Residual, check_choice, check_least
 
-Part = Literal["ops", "blocks", "models", "norm", "coordinates"]
-COORDINATES = "coordinates"
-PARTS: tuple[Part, ...] = tuple(part for part in get_args(Part) if part != COORDINATES)
+Part = Literal["ops", "blocks", "models", "norm"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,7 @@ class BenchConfig:
     ops: each operator against plain PyTorch.
     blocks: attention and MLP with each residual, against the additive one.
     models: training steps and cached generation, against the additive residual.
-    norm: the fused norm, and a LayerNorm outside the operator, against the additive residual.
-    coordinates, alone and only if named: whether sizes depend on width and depth as derived, in
-    the parameterizations mup and completep and in the standard one, after ten steps of training."""
+    norm: the fused norm, and a LayerNorm outside the operator, against the additive residual."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -81,14 +78,6 @@ class BenchConfig:
         check_literals(self)
         for part in self.parts:
             check_choice("parts", part, get_args(Part))
-        alone = COORDINATES not in self.parts or len(self.parts) == 1
-        require(alone, "parts", f"{COORDINATES} alone, or others", self.parts)
-        if COORDINATES in self.parts:
-            for option in fields(self):
-                given: Any = getattr(self, option.name)
-                taken = option.name in ("parts", "residuals", "device") or given == option.default
-                must = f"left out with {COORDINATES}, which takes --residuals and --device"
-                require(taken, option.name, must, given, ("parts",))
         for residual in self.residuals:
             check_choice("residuals", residual, tuple(r for r in RESIDUALS if r != "additive"))
         require_given(len(self.residuals) > 0, "residuals", "at least one residual")

@@ -3,7 +3,6 @@
 preset = "tiny"                          # as in `ddl train tiny`; "demo" if left out
 out = "runs/sweep"                       # the runs' directory; runs/FILE if left out
 seeds = [1, 2, 3]                        # the preset's if left out
-equal = "flops"                          # steps so that all cost what the first variant does
 [variants.additive]                      # options of `ddl train` under the same names
 model.residual = "additive"
 [variants.cc]
@@ -30,12 +29,12 @@ from ddl.paths import at_home
 
 from .presets import PRESETS
 from .recipes import RECIPES
-from .sweep_runs import Equal, Sweep, SweepRun
+from .sweep_runs import Sweep, SweepRun
 from .training import TrainConfig
 
 __all__ = ["Sweep", "SweepRun", "parse_sweep", "read_sweep"]
 
-KEYS = ("preset", "recipe", "out", "seeds", "equal", "variants", "options")
+KEYS = ("preset", "recipe", "out", "seeds", "variants", "options")
 # Options that the sweep sets for each run, and what sets them.
 TAKEN = {"seed": "`seeds`", "out": "`out`", "resume": "the sweep", "overwrite": "the sweep"}
 MOST_DOTS = 200  # of keys and numbers
@@ -105,7 +104,6 @@ def parse_sweep(values: Mapping[str, Any], model_at: ModelAt | None = None) -> S
         if both is not None:
             key, other = grid[both].key, variants[name][both].key
             raise InputError(key, f"be one value where `{other}` replaces it", "a list")
-    equal = _equal(values.get("equal"), grid, list(variants.values()))
     combinations = [dict(given) for given in _combinations(grid)]
     runs = []
     for seed in seeds:
@@ -117,13 +115,9 @@ def parse_sweep(values: Mapping[str, Any], model_at: ModelAt | None = None) -> S
             if begun is not base:
                 _require_same_model(config, begun, given)
             config = replace(config, seed=seed, out=out / run, resume="auto")
-            parts = variant.removeprefix(name)
-            runs.append(SweepRun(run, variant, config, next(iter(variants)) + parts))
+            runs.append(SweepRun(run, variant, config))
     _check_different(runs)
-    sweep = Sweep(out, tuple(runs), equal)
-    if equal != "flops":
-        return sweep
-    return sweep.with_costs({run.variant: run.config.flops_per_step for run in runs})
+    return Sweep(out, tuple(runs))
 
 
 # --- the keys of the file -------------------------------------------------------------------------
@@ -157,24 +151,6 @@ def _seeds(value: Any) -> list[int]:
         check_count("seeds", seed, least=0)
     if len(set(value)) < len(value):
         raise InputError("seeds", "be different", value)
-    return value
-
-
-def _equal(
-    value: Any, grid: Mapping[str, _Given], variants: Sequence[Mapping[str, _Given]]
-) -> Equal | None:
-    """The cost that is to be equal. Then `steps` has no place in the grid or in a variant."""
-    if value not in (None, *get_args(Equal)):
-        raise InputError("equal", "be 'flops' or 'seconds'", repr(value))
-    given = next((table["steps"] for table in (grid, *variants) if "steps" in table), None)
-    if value is not None and given is not None:
-        expected = "be left out with `equal`, which sets the steps of all variants but the first"
-        if isinstance(given.value, list):
-            expected = "be one value with `equal`, the steps of the first variant"
-        raise InputError(given.key, expected, given.value, ("equal",))
-    if value is not None and len(variants) == 1:
-        expected = "be left out with one variant, whose steps it does not change"
-        raise InputError("equal", expected, repr(value), ("variants",))
     return value
 
 

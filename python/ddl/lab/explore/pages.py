@@ -17,7 +17,6 @@ from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import options_by_name
 
 from . import curves, inside
-from .benchmarks import Benchmarks
 from .choice import NOTHING, Choice, joined, problem_lines, run_line, view_line
 from .words import heading, rows, safe, safe_line, shorten, wrap
 
@@ -70,28 +69,6 @@ def _compare(choice: Choice, width: int, height: int) -> Text:
         tables.show(Comparison(runs, notes_on(runs)), console, paired)
     lines = [line.rstrip() for line in captured.get().split("\n")]
     return joined(top, safe("\n".join(lines)).rstrip("\n"))
-
-
-# --- benchmarks -----------------------------------------------------------------------------------
-
-
-def _benchmarks(choice: Choice) -> list[Benchmarks]:
-    """Those that were named or lie in a watched folder, and those in the current run's."""
-    own = choice.current.benchmarks if choice.current is not None else ()
-    return [*choice.snapshot.benchmarks, *own]
-
-
-def _bench_views(choice: Choice) -> list[str]:
-    return [shorten(found.name, 40) for found in _benchmarks(choice)]
-
-
-def _bench(choice: Choice, width: int, height: int) -> Text:
-    found = _benchmarks(choice)
-    if not found:
-        how = "No benchmarks: `ddl bench --out FILE` writes them, `ddl explore --bench FILE` shows"
-        return Text(wrap(f"{how} them; so are those in the run's folder.", width))
-    text = found[choice.view].text(width)
-    return joined(view_line(_bench_views(choice), choice.view, width), text)
 
 
 # --- samples --------------------------------------------------------------------------------------
@@ -148,7 +125,6 @@ PAGES = (
     Page("Curves", curves.views, curves.page),
     Page("Inside", lambda choice: inside.VIEWS, _inside),
     Page("Compare", lambda choice: COMPARED, _compare),
-    Page("Bench", _bench_views, _bench),
     Page("Samples", lambda choice: (), _samples),
     Page("Config", lambda choice: CONFIGURED, _config),
 )

@@ -32,7 +32,7 @@ STATES = {"training": "bold", "diverged": "reverse", "damaged": "reverse"}
 TERMINATED = 128 + signal.SIGTERM
 
 HELP = """\
-1 … 7     the tabs; also Tab, and ← → on their names
+1 … 6     the tabs; also Tab, and ← → on their names
 n  p      the next and the previous run
 ↑ ↓       in the list of runs: move; elsewhere: scroll
 ← →       scroll sideways; Page Up, Page Down, Home, End
@@ -43,7 +43,7 @@ Curves and Compare show the marked runs, or all if none is marked.
 The other tabs show the run under the cursor.
 
 v  V      the next and the previous view of the tab: other curves,
-          other figures, another file
+          other figures
 l         Curves: linear or logarithmic
 s         Curves: the training loss smoothed, or as it was recorded
 o         Curves: over steps, tokens, FLOPs or seconds

@@ -20,7 +20,6 @@ from ddl.lab.train.json_lines import Record, number
 from ddl.lab.train.runs import DIVERGED, INSPECTED, METRICS, RECORDINGS, load_config
 from ddl.paths import CONFIG, is_run
 
-from .benchmarks import Benchmarks, RecordFiles
 from .inside import Recorded, read_inspection, recorded
 from .series import Columns, Series
 from .tail import Cached, Tail
@@ -46,7 +45,6 @@ class View:
     series: Series
     recordings: tuple[Recorded, ...]
     inspection: dict[str, Any] | None
-    benchmarks: tuple[Benchmarks, ...]
     problems: tuple[str, ...]
 
     @property
@@ -55,13 +53,12 @@ class View:
 
 
 class Snapshot(NamedTuple):
-    """All watched runs, in order; benchmarks that belong to no run; sentences for the reader.
+    """All watched runs, in order; sentences for the reader.
 
     read: whether the files have been looked at.
     """
 
     views: tuple[View, ...] = ()
-    benchmarks: tuple[Benchmarks, ...] = ()
     notes: tuple[str, ...] = ()
     read: bool = False
 
@@ -69,11 +66,9 @@ class Snapshot(NamedTuple):
 class Watch:
     """The runs at some paths, where a folder with runs stands for those that are in it by then."""
 
-    def __init__(self, paths: Sequence[Path], benchmarks: Sequence[Path] = ()) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
         self._runs: dict[str, _Files] = {}
-        self._benchmarks = [RecordFiles(path, named=True) for path in benchmarks]
-        self._beside = [RecordFiles(path, named=False) for path in paths]
 
     def poll(self) -> Snapshot:
         """Read what is new."""
@@ -90,9 +85,7 @@ class Watch:
         views = tuple(
             files.poll(name) for name, files in zip(names, self._runs.values(), strict=True)
         )
-        beside = [files for files in self._beside if os.path.realpath(files.path) not in found]
-        benchmarks = [made for files in (*self._benchmarks, *beside) for made in files.poll()]
-        return Snapshot(views, tuple(benchmarks), tuple(notes), read=True)
+        return Snapshot(views, tuple(notes), read=True)
 
 
 def _may_be_run(path: Path) -> bool:
@@ -110,7 +103,6 @@ class _Files:
         self._recordings = Tail(path / RECORDINGS, recorded)
         self._inspection = Cached(path / INSPECTED / FILE, read_inspection)
         self._evaluation = Cached(path, newest_evaluation)  # names in the directory
-        self._benchmarks = RecordFiles(path, named=False)
         self._columns = Columns()
         self._changed = _modified(path / METRICS)
         self._locked: bool | None = None
@@ -121,22 +113,19 @@ class _Files:
         """Read what is new."""
         sources = (self._config, self._metrics, self._recordings, self._inspection)
         changed = [source.poll() for source in (*sources, self._evaluation)]
-        benchmarks = tuple(self._benchmarks.poll())
         if any(changed[:3]) and self._view is not None:
             self._changed, self._looked = time.time(), False
         view = self._view
-        same = view is not None and view.name == name and view.benchmarks == benchmarks
-        if view is None or any(changed) or not same:
-            view = self._read(name, benchmarks)
+        if view is None or any(changed) or view.name != name:
+            view = self._read(name)
         state = self._state(view)
         self._view = view if view.state == state else replace(view, state=state)
         return self._view
 
-    def _read(self, name: str, benchmarks: tuple[Benchmarks, ...]) -> View:
+    def _read(self, name: str) -> View:
         records = self._metrics.records
         sources = (self._config, self._metrics, self._recordings, self._inspection)
         problems = [*(source.problem for source in sources), self._evaluation.problem]
-        problems += [made.problem for made in benchmarks]
         config = self._config.value
         if config is None and self._config.problem is None:
             problems.append(f"The run has lost its {CONFIG}.")
@@ -152,7 +141,6 @@ class _Files:
             self._columns.update(records),
             tuple(self._recordings.records),
             self._inspection.value,
-            benchmarks,
             tuple(safe_line(problem) for problem in problems if problem is not None),
         )
 

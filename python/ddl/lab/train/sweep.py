@@ -17,7 +17,6 @@ from ddl.errors import DivergedError, InputError
 from ddl.lab.config.sweeps import Sweep, SweepRun
 from ddl.lab.output import print_line
 
-from .equal import settled
 from .initial import Load
 from .launch import train
 from .listing import write_listing
@@ -63,9 +62,6 @@ def train_sweep(
     not fit the data or another process trains it, that is reported and the next run begins. load:
     as in `train`.
     """
-    if index is not None:
-        _chosen(sweep, index)  # which refuses it before anything is written
-    sweep = settled(sweep, console)
     runs = sweep.runs if index is None else (_chosen(sweep, index),)
     write_listing(sweep)
     failed: dict[str, str] = {}

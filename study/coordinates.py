@@ -1,4 +1,6 @@
-"""`ddl bench coordinates`: do sizes depend on width and depth as docs/transfer.md derives?
+"""Do sizes depend on width and depth as docs/transfer.md derives?
+
+    python -m study.coordinates --residuals ddl-cc      # minutes
 
 A few steps of training on random tokens, at several widths and at several depths, in the standard
 parameterization and in the one that should make sizes stay. For each quantity the slope of its
@@ -7,11 +9,13 @@ logarithm over that of the width or depth is compared with the derived one.
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +23,12 @@ from rich.progress import MofNCompleteColumn
 from rich.table import Table
 from torch import Tensor
 
-from ddl.lab.config import BenchConfig
+from ddl.errors import InputError
 from ddl.lab.device import pick_device
 from ddl.lab.output import make_console
 from ddl.lab.progress import passing_bar
 from ddl.models import GPT, GPTConfig
+from ddl.models.config import RESIDUALS
 from ddl.nn.additions import Addition
 from ddl.nn.hooks import Rewrite, installed
 from ddl.optim import OptimConfig, make_optimizer
@@ -36,10 +41,11 @@ __all__ = [
     "WIDTHS",
     "Slope",
     "check",
+    "configurations",
     "curves",
     "derived_slope",
+    "main",
     "parameterization",
-    "show",
     "sizes",
     "slopes",
 ]
@@ -132,10 +138,21 @@ def slopes(
             yield Slope(residual, over, name, quantity, derived, found)
 
 
-def show(config: BenchConfig) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the slopes; the exit status is 1 if one is not near the derived one."""
-    device = pick_device(config.device, "ddl")
-    residuals = ("additive", *config.residuals)
+    parser = argparse.ArgumentParser(prog="python -m study.coordinates", description=__doc__)
+    others = [residual for residual in RESIDUALS if residual != "additive"]
+    default = ["ddl", "ddl-cc", "ddl-tc"]
+    parser.add_argument("--residuals", nargs="+", choices=others, default=default)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    args = parser.parse_args(arguments)
+    residuals = ("additive", *args.residuals)
+    for residual, (over, places) in product(residuals, PLACES.items()):
+        try:
+            configurations(residual, over, places, scaled=True)
+        except InputError as error:
+            parser.error(f"--residuals: {residual} has no rules for its sizes: {error}")
+    device = pick_device(args.device, "ddl")
     with passing_bar(make_console(stderr=True), MofNCompleteColumn()) as bar:
         task = bar.add_task("training", total=2 * len(residuals) * (len(WIDTHS) + len(DEPTHS)))
         advance = partial(bar.advance, task)
@@ -163,11 +180,23 @@ def curves(
 ) -> list[dict[str, float]]:
     """The sizes at each width or depth; the first is the base."""
     found = []
+    for config in configurations(residual, over, places, scaled=scaled):
+        found.append(sizes(config, seeds, device))
+        if progress is not None:
+            progress()
+    return found
+
+
+def configurations(
+    residual: str, over: str, places: Sequence[int], *, scaled: bool
+) -> list[GPTConfig]:
+    """The models of `curves`. Raises InputError for a residual whose sizes have no rules."""
     base: dict[str, Any] = {"parameterization": parameterization(over, scaled=scaled)}
     if over == "width":
         base |= {"base_width": places[0]}
     else:
         base |= {"base_width": WIDTH, "base_layers": places[0]}
+    made = []
     for place in places:
         width, layers = (place, LAYERS) if over == "width" else (WIDTH, place)
         config = GPTConfig(
@@ -178,12 +207,8 @@ def curves(
             hidden_size=width,
             num_heads=width // HEAD,
         )
-        if scaled:
-            config = replace(config, **base)
-        found.append(sizes(config, seeds, device))
-        if progress is not None:
-            progress()
-    return found
+        made.append(replace(config, **base) if scaled else config)
+    return made
 
 
 def sizes(
@@ -259,3 +284,7 @@ def _slope(places: Sequence[int], values: Sequence[float]) -> float:
     """Of the logarithms, by least squares."""
     x, y = [math.log(place) for place in places], [math.log(value) for value in values]
     return statistics.linear_regression(x, y).slope
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -27,7 +27,7 @@ pub(super) fn registers(s: &RewriteRead, plan: &Plan) -> usize {
 
 /// Bytes of its multiprocessor's shared memory that a block takes.
 pub(super) fn shared(s: &RewriteRead, plan: &Plan) -> usize {
-    plan.shared + static_shared(s, plan.cluster * plan.threads) + RESERVED
+    plan.shared + plan.tile.max(1) * static_shared(s, plan.cluster * plan.threads) + RESERVED
 }
 
 /// Bytes of the two buffers for sums over so many threads.
@@ -46,7 +46,7 @@ pub(super) fn dynamic_shared(s: &RewriteRead, plan: &Plan) -> usize {
     let stage: usize = token_inputs(s).map(|bytes| (width * bytes).next_multiple_of(16)).iter().sum();
     let window = if plan.window == Residency::Shared { s.taps } else { 0 };
     let sums = if plan.sums == Residency::Shared { s.slots() } else { 0 };
-    plan.stages * stage + (window + kept_vectors(s, plan) + sums) * width * s.real().size()
+    plan.stages * plan.tile.max(1) * stage + (window + kept_vectors(s, plan) + sums) * width * s.real().size()
 }
 
 /// Vectors that wait between the passes over a token, if its packets are re-read.

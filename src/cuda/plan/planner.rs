@@ -10,6 +10,7 @@ use super::footprint::{exceeds, registers, shared};
 use super::limits::Limits;
 use super::overrides::{Overrides, no_plan};
 use super::plan::{Plan, Residency};
+use super::tile::tiled;
 use super::timed::timed;
 use crate::cuda::kernel::{RewriteRead, Specialisation};
 use crate::error::{Error, Result};
@@ -21,6 +22,13 @@ impl Plan {
             Specialisation::RewriteRead(s) => s,
             Specialisation::Expand(s) => return expand::plan(&s, limits, overrides),
         };
+        match tiled(s, limits, overrides) {
+            Some(plan) => Ok(plan),
+            None => Plan::untiled(s, limits, overrides),
+        }
+    }
+
+    fn untiled(s: &RewriteRead, limits: &Limits, overrides: &Overrides) -> Result<Plan> {
         if let Some(plan) = timed(s, limits, overrides) {
             return Ok(plan);
         }
@@ -35,6 +43,9 @@ impl Plan {
             Specialisation::RewriteRead(s) => s,
             Specialisation::Expand(s) => return expand::after_spill(self, &s, limits),
         };
+        if self.tile > 0 {
+            return Plan::untiled(s, limits, &Overrides::default()).ok();
+        }
         let separate = |plan: &Plan| plan.sums == Residency::SeparateKernel;
         let most = |plan: &Plan| limits.most_registers(plan.blocks * plan.threads);
         let needed = |plan: &Plan| registers(s, plan) + plan.load_ahead; // loads ahead take a few, as the compiler likes
@@ -80,6 +91,9 @@ pub fn report(s: impl Into<Specialisation>, limits: &Limits, overrides: &Overrid
     let first = fitting.filter(|plan| kinds.insert(Plan { blocks: 0, load_ahead: 0, ..**plan }));
     let mut lines =
         vec![format!("{} candidates for {}, d = {}, m = {}:", all.len(), s.kernel.name(), s.d, s.m)];
+    if let Some(plan) = tiled(s, limits, overrides) {
+        lines.push(format!("  in tiles: {}", words(&plan)));
+    }
     if let Some(plan) = timed(s, limits, overrides) {
         lines.push(format!("  as timed: {}", words(&plan)));
     }

@@ -32,8 +32,8 @@ fn chunks_leave_out_what_clusters_have_no_room_for() {
 #[test]
 fn a_token_reads_halo_stays_small_while_there_is_work_for_all() {
     let s = specialisation(Kernel::Forward, 768, 4, 4, Dtype::Bf16);
-    let plan = Plan::new(&s, &CLUSTERED, &Overrides::default()).unwrap();
-    let chunk = |tokens| plan.chunk(&s, plan.wave(&CLUSTERED), &LARGE, tokens);
+    let plan = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
+    let chunk = |tokens| plan.chunk(&s, plan.wave(&LARGE), &LARGE, tokens);
     assert_eq!(chunk(132 * 40), 30);
     assert_eq!(chunk(132 * 8), 8);
 }

@@ -5,6 +5,7 @@ mod overrides;
 mod planned;
 mod properties;
 mod reasons;
+mod tiles;
 
 use super::limits::Limits;
 use crate::cuda::kernel::{Compress, Expand, Kernel, ParameterSums, Parts, RewriteRead, Types};

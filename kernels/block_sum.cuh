@@ -23,23 +23,28 @@ constexpr unsigned FULL_MASK = 0xffffffffu;
 // This block's rank in its cluster.
 DEVICE int block_rank() { return CLUSTER > 1 ? static_cast<int>(blockIdx.y) : 0; }
 
-// An mbarrier in shared memory that counts the bytes which the cluster's blocks send into this block.
+// An mbarrier in shared memory. It counts the bytes that the cluster's blocks send into this block, or those of bulk copies.
 struct MBarrier {
   unsigned long long state;
 
-  // Ends with a barrier of the cluster: no block may send before every block has initialised its barriers.
+  // Ends with a barrier of the cluster, or of a block by itself: nothing may be sent before every barrier is initialised.
   template <int N> static DEVICE void init(MBarrier (&barriers)[N]) {
     if (threadIdx.x == 0) {
 #pragma unroll
       for (int i = 0; i < N; ++i) ptx::mbarrier_init(&barriers[i]);
     }
     ptx::mbarrier_init_fence();
-    ptx::sync_cluster();
+    if constexpr (CLUSTER > 1) ptx::sync_cluster();
+    else __syncthreads();
   }
   // Announces how many bytes will arrive in this phase. One thread of the block calls it.
   DEVICE void expect_tx(int bytes) { ptx::mbarrier_expect_tx(this, bytes); }
   // Stores x at the address `shared` of another block, whose own copy of this barrier counts it.
   template <class T> DEVICE void st_async(T* shared, int block, T x) { ptx::st_async(shared, this, block, x); }
+  // Starts a copy of neighbouring bytes to this block's shared memory. One thread of the block calls it.
+  DEVICE void cp_async_bulk(void* shared, const void* from, int bytes) {
+    ptx::cp_async_bulk(shared, from, bytes, this);
+  }
   // Waits until all announced bytes of the phase with this parity have arrived.
   DEVICE void wait(unsigned parity) { ptx::mbarrier_wait(this, parity); }
 };
@@ -114,12 +119,51 @@ template <int MAX_SUMS> struct BlockSum {
     sum_partials(x);
     current ^= 1;
   }
+  // As `finish`, but lane l gets the sum of number l alone, in the same bits.
+  template <int N> DEVICE Real finish_one_per_lane() {
+    static_assert(N <= 32 && CLUSTER == 1, "a number per lane, of a block by itself");
+    __syncthreads();
+    const int lane = threadIdx.x % 32;
+    const Real sum = total(lane < N ? lane : N - 1);
+    current ^= 1;
+    return sum;
+  }
 
  private:
+  static constexpr bool FEW_WARPS = CLUSTER_WARPS < 5;  // every thread adds the partial sums of them all
+  static constexpr int PARTIALS = FEW_WARPS                ? CLUSTER_WARPS
+                                  : CLUSTER_WARPS % 4 == 0 ? 4
+                                  : CLUSTER_WARPS % 2 == 0 ? 2
+                                                           : 1;
+  static constexpr int EACH = CLUSTER_WARPS / PARTIALS;
+  static_assert(EACH <= 32, "one warp adds the partial sums of a number");
+  static constexpr int LANES = FEW_WARPS   ? 1
+                               : EACH > 16 ? 32
+                               : EACH > 8  ? 16
+                               : EACH > 4  ? 8
+                               : EACH > 2  ? 4
+                                           : 2;  // per number
+
+  // Adds PARTIALS of all warps' partial sums of number n, from number `first` on.
+  DEVICE Real sum_of_few(int n, int first) const {
+    Packet<Real, PARTIALS> partials;
+    partials.load_cached(&buffer.partials[current][n][first]);
+    Real sum = Real(0);
+#pragma unroll
+    for (int partial = 0; partial < PARTIALS; ++partial) sum += partials[partial];
+    return sum;
+  }
+
+  // Adds all partial sums of number n by one thread, in the order in which sum_partials adds its lanes.
+  template <int STEP = 1> DEVICE Real total(int n, int lane = 0) const {
+    if constexpr (STEP < LANES) return total<2 * STEP>(n, lane) + total<2 * STEP>(n, lane + STEP);
+    else return lane < EACH ? sum_of_few(n, lane * PARTIALS) : Real(0);
+  }
+
   // Adds the partial sums of all warps. If there are few warps, every thread adds them all. Otherwise a lane adds a few
   // partial sums of one number, and shuffles add up the lanes.
   template <int N> DEVICE void sum_partials(Real (&x)[N]) const {
-    if constexpr (CLUSTER_WARPS < 5) {
+    if constexpr (FEW_WARPS) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         x[n] = Real(0);
@@ -127,10 +171,6 @@ template <int MAX_SUMS> struct BlockSum {
         for (int warp = 0; warp < CLUSTER_WARPS; ++warp) x[n] += buffer.partials[current][n][warp];
       }
     } else {
-      constexpr int PARTIALS = CLUSTER_WARPS % 4 == 0 ? 4 : CLUSTER_WARPS % 2 == 0 ? 2 : 1;
-      constexpr int EACH = CLUSTER_WARPS / PARTIALS;
-      static_assert(EACH <= 32, "one warp adds the partial sums of a number");
-      constexpr int LANES = EACH > 16 ? 32 : EACH > 8 ? 16 : EACH > 4 ? 8 : EACH > 2 ? 4 : 2;  // per number
       constexpr int NUMBERS = 32 / LANES, ROUNDS = (N + NUMBERS - 1) / NUMBERS;
       const int lane = threadIdx.x % 32, first = lane % LANES * PARTIALS;
       Real sums[ROUNDS];
@@ -138,12 +178,7 @@ template <int MAX_SUMS> struct BlockSum {
       for (int round = 0; round < ROUNDS; ++round) {
         const int n = round * NUMBERS + lane / LANES;
         sums[round] = Real(0);
-        if (n < N && first < CLUSTER_WARPS) {
-          Packet<Real, PARTIALS> partials;
-          partials.load_cached(&buffer.partials[current][n][first]);
-#pragma unroll
-          for (int partial = 0; partial < PARTIALS; ++partial) sums[round] += partials[partial];
-        }
+        if (n < N && first < CLUSTER_WARPS) sums[round] = sum_of_few(n, first);
 #pragma unroll
         for (int lanes = LANES / 2; lanes > 0; lanes /= 2) {
           sums[round] += __shfl_xor_sync(FULL_MASK, sums[round], lanes);

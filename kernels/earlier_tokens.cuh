@@ -31,8 +31,17 @@ template <> struct EarlierTokens<true> {
 
   const RewriteRead& args;
   Window window;
+  CompressWeight kept[TILE > 0 ? TAPS : 1];  // the thread's weights, for the whole walk over tiles
 
-  __device__ EarlierTokens(const RewriteRead& args, Real* shared) : args(args), window(args, shared) {}
+  __device__ EarlierTokens(const RewriteRead& args, Real* shared) : args(args), window(args, shared) {
+#pragma unroll
+    for (int tap = 0; TILE > 0 && tap < TAPS; ++tap) kept[tap].load(args, feature_of(0), tap);
+  }
+
+  DEVICE void add_tap(const Config::State& state, int row, int tap, Real (&x)[FEATURES]) const {
+    if constexpr (TILE > 0) ::compress(kept[tap], state, x);
+    else ::compress(args, state, row, tap, x);
+  }
 
   // x_t: the sum that the window holds from earlier tokens, plus this token's share.
   DEVICE void compress(const Config::State& state, long long token, int row, bool own, Real (&x)[FEATURES]) {
@@ -40,11 +49,11 @@ template <> struct EarlierTokens<true> {
     for (int tap = TAPS - 1; tap > 0; --tap) {
       Real later[FEATURES];
       window.load(tap, row, later);
-      ::compress(args, state, row, tap, later);
+      add_tap(state, row, tap, later);
       window.store(tap, row, later);
     }
     window.load(0, row, x);
-    ::compress(args, state, row, 0, x);
+    add_tap(state, row, 0, x);
     Config::Compressed saved;  // rounds x, because the backward reads the stored x
     saved.set(x);
     saved.get(x);

@@ -1,13 +1,13 @@
-// expand.cu for more taps than fit in registers: one tap at a time. TILE tokens share a tap's weights, which are laid out
+// expand.cu for more taps than fit in registers: one tap at a time. SPAN tokens share a tap's weights, which are laid out
 // (TAPS, D, M). dw is summed for GROUP taps at a time, and each group reads x and dX again.
 //
-// Bytes per token, in elements: the forward reads x, (TAPS + TILE) / TILE · D, and writes X, M·D. The backward reads dX,
-// (TAPS + TILE) / TILE · M·D, and writes dx, D. For dw it reads x and dX, (1 + M)·D, once for each of the TAPS / GROUP
-// groups. Neighbouring tiles overlap, and caches serve most of these reads.
+// Bytes per token, in elements: the forward reads x, (TAPS + SPAN) / SPAN · D, and writes X, M·D. The backward reads dX,
+// (TAPS + SPAN) / SPAN · M·D, and writes dx, D. For dw it reads x and dX, (1 + M)·D, once for each of the TAPS / GROUP
+// groups. Neighbouring spans overlap, and caches serve most of these reads.
 #pragma once
 
-constexpr int TILE = ELEMENTS <= 8 ? 8 : ELEMENTS <= 16 ? 4 : 1;
-constexpr int GROUP = TILE;
+constexpr int SPAN = ELEMENTS <= 8 ? 8 : ELEMENTS <= 16 ? 4 : 1;
+constexpr int GROUP = SPAN;
 
 // Loads a token's packet, or zeros if the token lies outside the sequence.
 template <class T, int N>
@@ -23,12 +23,12 @@ DEVICE Packet<WEIGHT_T, ELEMENTS> weights(const WEIGHT_T* weight, int tap, int f
 }
 
 DEVICE void forward(const Expand& e, const Chunk& c, int feature) {
-  for (long long token = c.first; token < c.last; token += TILE) {
-    Real sums[TILE][ELEMENTS] = {};
-    Packet<X_T, FEATURES> x[TILE];  // x_{t−s} of the tile's tokens t
-    bool visible[TILE];             // it is in the document of t
+  for (long long token = c.first; token < c.last; token += SPAN) {
+    Real sums[SPAN][ELEMENTS] = {};
+    Packet<X_T, FEATURES> x[SPAN];  // x_{t−s} of the span's tokens t
+    bool visible[SPAN];             // it is in the document of t
 #pragma unroll
-    for (int i = 0; i < TILE; ++i) {
+    for (int i = 0; i < SPAN; ++i) {
       fetch(x[i], e.x, c, token + i, feature);
       visible[i] = true;
     }
@@ -36,19 +36,19 @@ DEVICE void forward(const Expand& e, const Chunk& c, int feature) {
     for (int tap = 0; tap < TAPS; ++tap) {
       const auto weight = weights(e.weight, tap, feature);
 #pragma unroll
-      for (int i = 0; i < TILE; ++i)
+      for (int i = 0; i < SPAN; ++i)
 #pragma unroll
         for (int n = 0; n < ELEMENTS; ++n)
           if (!DOCUMENTS || visible[i]) sums[i][n] += weight[n] * x[i][n / M];
 #pragma unroll
-      for (int i = 0; i < TILE; ++i)
+      for (int i = 0; i < SPAN; ++i)
         if (starts_document(e, c, token + i - tap)) visible[i] = false;
 #pragma unroll
-      for (int i = TILE - 1; i > 0; --i) x[i] = x[i - 1];
+      for (int i = SPAN - 1; i > 0; --i) x[i] = x[i - 1];
       load_x(x[0], e.x, e.before, c, token - tap - 1, feature);
     }
 #pragma unroll
-    for (int i = 0; i < TILE; ++i) {
+    for (int i = 0; i < SPAN; ++i) {
       if (token + i >= c.last) break;
       Packet<STATE_T, ELEMENTS> state;
       state.set(sums[i]);
@@ -58,12 +58,12 @@ DEVICE void forward(const Expand& e, const Chunk& c, int feature) {
 }
 
 DEVICE void backward_x(const ExpandBackward& e, const Chunk& c, int feature) {
-  for (long long token = c.first; token < c.last; token += TILE) {
-    Real dx[TILE][FEATURES] = {};
-    Packet<STATE_T, ELEMENTS> grad[TILE];  // dX_{t+s} of the tile's tokens t
-    bool visible[TILE];                    // it is in the document of t
+  for (long long token = c.first; token < c.last; token += SPAN) {
+    Real dx[SPAN][FEATURES] = {};
+    Packet<STATE_T, ELEMENTS> grad[SPAN];  // dX_{t+s} of the span's tokens t
+    bool visible[SPAN];                    // it is in the document of t
 #pragma unroll
-    for (int i = 0; i < TILE; ++i) {
+    for (int i = 0; i < SPAN; ++i) {
       fetch(grad[i], e.grad_state, c, token + i, feature);
       visible[i] = true;
     }
@@ -71,19 +71,19 @@ DEVICE void backward_x(const ExpandBackward& e, const Chunk& c, int feature) {
     for (int tap = 0; tap < TAPS; ++tap) {
       const auto weight = weights(e.weight, tap, feature);
 #pragma unroll
-      for (int i = 0; i < TILE; ++i)
+      for (int i = 0; i < SPAN; ++i)
 #pragma unroll
         for (int n = 0; n < ELEMENTS; ++n)
           if (!DOCUMENTS || visible[i]) dx[i][n / M] += weight[n] * grad[i][n];
 #pragma unroll
-      for (int i = 0; i < TILE; ++i)
+      for (int i = 0; i < SPAN; ++i)
         if (starts_document(e, c, token + i + tap + 1)) visible[i] = false;
 #pragma unroll
-      for (int i = 0; i + 1 < TILE; ++i) grad[i] = grad[i + 1];
-      fetch(grad[TILE - 1], e.grad_state, c, token + TILE + tap, feature);
+      for (int i = 0; i + 1 < SPAN; ++i) grad[i] = grad[i + 1];
+      fetch(grad[SPAN - 1], e.grad_state, c, token + SPAN + tap, feature);
     }
 #pragma unroll
-    for (int i = 0; i < TILE; ++i) {
+    for (int i = 0; i < SPAN; ++i) {
       if (token + i >= c.last) break;
       Packet<X_T, FEATURES> grad_x;
       grad_x.set(dx[i]);

@@ -67,7 +67,7 @@ template <class Word> DEVICE void store_whole(Word* to, Word x) {
   }
 }
 
-// --- clusters and mbarriers (sm_90 and newer) ---------------------------------------------------
+// --- clusters, mbarriers and bulk copies (sm_90 and newer) --------------------------------------
 DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -113,6 +113,14 @@ DEVICE void mbarrier_wait(void* barrier, unsigned parity) {
         : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
   } while (!arrived);
+}
+// Starts a copy of neighbouring bytes, a multiple of 16, from global to shared memory. It is complete, for every thread
+// that waits for `barrier`, when its bytes have been counted there.
+DEVICE void cp_async_bulk(void* shared, const void* from, int bytes, void* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 }
 
 }  // namespace ptx

@@ -61,8 +61,12 @@ DEVICE bool is_inside(int row) {
   if constexpr (FEATURE_SLICED && D % WIDTH > 0) return feature_of(row) < D;
   return (row + 1) * THREADS <= PACKETS || column_of(row) < WIDTH;
 }
-// Per-token results are known to every thread. True for the one thread that writes result number n.
-DEVICE bool writes(int n) { return threadIdx.x == n % 32 && block_rank() == 0; }
+// Per-token results are known to every thread; in a tile, those of token t to every lane l with l % TILE == t. True for the
+// one thread that writes result number n of a token.
+DEVICE bool writes(int n) {
+  constexpr int TOKENS = TILE > 0 ? TILE : 1;
+  return threadIdx.x / TOKENS == n % (32 / TOKENS) && block_rank() == 0;
+}
 // The packet's address in an array of COUNT numbers per token and feature. Rows are a constant distance apart, which
 // loads take as an immediate offset: with feature_of(row) here the kernels need 5 % more instructions.
 template <int COUNT = 1, class T>
@@ -139,12 +143,15 @@ struct CompressWeight {
   DEVICE Real at(int i) const { return READ == IDENTITY ? Real(1) : weight[i]; }
 };
 
-// Adds Σ_j w_ij X'_ij of a row with the weights of one tap.
+// Adds Σ_j w_ij X'_ij of a packet with the weights of one tap.
+DEVICE void compress(const CompressWeight& weight, const Config::State& state, Real (&x)[FEATURES]) {
+#pragma unroll
+  for (int i = 0; i < ELEMENTS; ++i) x[i / M] += weight.at(i) * state[i];
+}
 DEVICE void compress(const RewriteRead& args, const Config::State& state, int row, int tap, Real (&x)[FEATURES]) {
   CompressWeight weight;
   weight.load(args, feature_of(row), tap);
-#pragma unroll
-  for (int i = 0; i < ELEMENTS; ++i) x[i / M] += weight.at(i) * state[i];
+  compress(weight, state, x);
 }
 
 // γ, w_β and W_v of a packet's features.

@@ -19,21 +19,18 @@
 // does not fit and there are no clusters, X and k are loaded again after the first sum: from their stage in shared memory
 // or from L2, (M + 1)·D more. The next token's X and k are requested early (token_stream.cuh).
 //
-// A token read is a policy of Config (earlier_tokens.cuh). A cached step saves nothing for a backward (SAVES == 0).
+// A token read is a policy of Config (earlier_tokens.cuh). If its states are narrow enough, it has tiles of tokens (tile.cuh,
+// sm_90 and newer). A cached step saves nothing for a backward (SAVES == 0).
 
 #include "earlier_tokens.cuh"
+#include "forward.cuh"
+#if TILE
+#include "tile.cuh"
+#endif
 
 // Values of LOAD_AHEAD (README.md).
 constexpr int IN_SUM = 1, SCALARS_TOO = 2;
 static_assert(LOAD_AHEAD == 0 || !PREFETCH, "only without a stage");
-
-constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATES, READ_SUMS = NORM + GATES + VALUES;
-// The first sum: |k|², kᵀX and the products of the k; of what erases nothing |k|² alone.
-__host__ __device__ constexpr int sums_before(int rewrite) {
-  return ERASE == ERASE_NONE ? rewrite : stats_before(rewrite);
-}
-constexpr int FIRST_SUMS = sums_before(REWRITES);
-constexpr int MAX_SUMS = FIRST_SUMS > READ_SUMS ? FIRST_SUMS : READ_SUMS;
 
 struct ForwardPass {
   const RewriteRead& args;
@@ -124,59 +121,16 @@ struct ForwardPass {
       if (!is_inside(row)) continue;
       if constexpr (!KEEP_IN_REGISTERS) load_row(token, row, true);
 #pragma unroll
-      for (int n = 0; n < REWRITES; ++n) add_products(n, row, sums);
+      for (int n = 0; n < REWRITES; ++n) add_products(n, state[row], direction.vectors(row), sums);
     }
     sum(sums);
     if constexpr (LOAD_AHEAD == SCALARS_TOO) load_operands(token, value, gate);
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) {
-      measure(n, sums + sums_before(n), rewrites);
+      measure(args, n, sums + sums_before(n), rewrites);
       rewrites[n].finish(value[n], gate[n]);
     }
-    if (SAVES && own && writes(0)) save(token, rewrites, sums);
-  }
-
-  // A row's share of |k|², kᵀX and k·k_i of the earlier k_i.
-  DEVICE void add_products(int n, int row, Real (&sums)[FIRST_SUMS]) const {
-    const int at = sums_before(n);
-    const auto& k = direction.vectors(row);
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) {
-      sums[at] += k[n][f] * k[n][f];
-      if constexpr (ERASE == ERASE_NONE) continue;
-#pragma unroll
-      for (int j = 0; j < M; ++j) sums[at + 1 + j] += k[n][f] * state[row][f * M + j];
-#pragma unroll
-      for (int i = 0; i < n; ++i) sums[at + 1 + M + i] += k[n][f] * k[i][f];
-    }
-  }
-
-  // r and p, from the sums of k and the factors of the earlier rewrites.
-  DEVICE void measure(int n, const Real* sums, Rewrite (&rewrites)[REWRITES]) const {
-    Rewrite& rewrite = rewrites[n];
-    // If |k|² has overflowed, 0·∞ makes r NaN; r = 0 would silently write nothing.
-    rewrite.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
-#pragma unroll
-    for (int j = 0; j < M; ++j) {
-      rewrite.readout[j] = Real(0);
-      if constexpr (ERASE == ERASE_NONE) continue;
-      Real k_state = sums[1 + j];  // kᵀX
-#pragma unroll
-      for (int i = 0; i < n; ++i) k_state += sums[1 + M + i] * rewrites[i].factor[j];
-      rewrite.readout[j] = mul_rn(rewrite.r, k_state);
-    }
-  }
-
-  DEVICE void save(long long token, const Rewrite (&rewrites)[REWRITES], const Real* sums) const {
-#pragma unroll
-    for (int n = 0; n < REWRITES; ++n) {
-      Real* const to = args.stats + token * STATS + stats_before(n);
-      to[0] = rewrites[n].r;
-#pragma unroll
-      for (int j = 0; j < M; ++j) to[1 + j] = rewrites[n].readout[j];
-#pragma unroll
-      for (int i = 0; i < n; ++i) to[1 + M + i] = ERASE == ERASE_NONE ? Real(0) : sums[sums_before(n) + 1 + M + i];
-    }
+    if (SAVES && own && writes(0)) save(args, token, rewrites, sums);
   }
 
   // X → X' of a row. Halo tokens (not own) are not stored: another block stores them.
@@ -185,58 +139,15 @@ struct ForwardPass {
     if (own) state[row].store_streaming(packet_of<M>(args.new_state, token, row));
   }
 
-  // Adds a row's share of the second sum. rstd is not known yet, so it multiplies the sums in finish_read.
-  DEVICE void add_read(int row, const Real (&x)[FEATURES], Real (&sums)[READ_SUMS > 0 ? READ_SUMS : 1]) const {
-    Parameters parameters;
-    parameters.load(args, feature_of(row));
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) {
-      const Real normed = x[f] * parameters.gamma(f);
-      if constexpr (NORM) sums[0] += x[f] * x[f];
-#pragma unroll
-      for (int n = 0; n < GATES; ++n) sums[GATE_AT + n] += normed * parameters.gate[n][f];
-#pragma unroll
-      for (int j = 0; j < VALUES; ++j) {
-        sums[VALUE_AT + j] += (VALUE_FROM_COMPRESSED ? x[f] : normed) * parameters.value[j][f];
-      }
-    }
-  }
-
-  // Writes rstd, β' and v', each number by one thread. Returns rstd.
-  DEVICE Real finish_read(long long token, const Real* sums) const {
-    const Real rstd = NORM ? rsqrt(sums[0] / Real(D) + Real(args.norm_eps)) : Real(1);
-    if constexpr (NORM) {
-      if (SAVES && writes(0)) args.rstd[token] = rstd;
-    }
-#pragma unroll
-    for (int n = 0; n < GATES; ++n) {
-      if (!writes(n)) continue;
-      const Real bias = GATE_BIAS ? widen(args.gate_bias[n]) : Real(0);
-      args.new_gate[token * GATES + n] = Real(2) * sigmoid(rstd * sums[GATE_AT + n] + bias);
-    }
-#pragma unroll
-    for (int j = 0; j < VALUES; ++j) {
-      if (!writes(j)) continue;
-      const Real bias = VALUE_BIAS ? widen(args.value_bias[j]) : Real(0);
-      const Real linear = (VALUE_FROM_COMPRESSED ? Real(1) : rstd) * sums[VALUE_AT + j] + bias;
-      args.new_value[token * VALUES + j] = VALUE_SIGMOID ? Real(args.value_scale) * sigmoid(linear) : linear;
-    }
-    return rstd;
-  }
-
   DEVICE void store_context(long long token, Real rstd) const {
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
       Parameters parameters;
       parameters.load_norm(args, feature_of(row));
-      Real h[FEATURES];
-      x.load(0, row, h);
-#pragma unroll
-      for (int f = 0; f < FEATURES; ++f) h[f] *= rstd * parameters.gamma(f);
-      Config::Context context;
-      context.set(h);
-      context.store_global(packet_of(args.context, token, row));  // the sublayer reads h next
+      Real x[FEATURES];
+      this->x.load(0, row, x);
+      ::store_context(args, parameters, token, row, rstd, x);
     }
   }
 
@@ -246,7 +157,7 @@ struct ForwardPass {
     load(token, next);
     Rewrite rewrites[REWRITES];
     if constexpr (REWRITE) compare(token, own, rewrites);
-    Real sums[READ_SUMS > 0 ? READ_SUMS : 1] = {};
+    ReadSums sums = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
@@ -256,7 +167,11 @@ struct ForwardPass {
       if constexpr (READ == NONE) continue;
       Real x[FEATURES] = {};
       earlier.compress(state[row], token, row, own, x);
-      if constexpr (READ_SUMS > 0) add_read(row, x, sums);
+      if constexpr (READ_SUMS > 0) {
+        Parameters parameters;
+        parameters.load(args, feature_of(row));
+        add_read(parameters, x, sums);
+      }
       this->x.store(0, row, x);
     }
     if (!PREFETCH && LOAD_AHEAD < IN_SUM && next >= 0) load_ahead(next);
@@ -270,13 +185,18 @@ struct ForwardPass {
     if (!PREFETCH && LOAD_AHEAD >= IN_SUM && next >= 0) load_ahead(next);
     if (READ == NONE || !own) return;
     if constexpr (READ_SUMS > 0) sum.finish(sums);
-    store_context(token, finish_read(token, sums));
+    store_context(token, finish_read(args, token, sums));
   }
 };
 
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(const RewriteRead args) {
   extern __shared__ __align__(16) unsigned char shared[];
+#if TILE
+  __shared__ __align__(16) TilePass::Buffer buffer;
+  TilePass(args, buffer, shared).walk();
+#else
   __shared__ __align__(16) BlockSum<MAX_SUMS>::Buffer buffer;
   ForwardPass pass(args, buffer, shared);
   pass.earlier.walk(pass);
+#endif
 }

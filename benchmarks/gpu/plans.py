@@ -41,6 +41,8 @@ class Choice(NamedTuple):
 
 # A run of neighbouring tokens for each block, where blocks take turns by default.
 RUNS = "ORDER=0"
+# A token read's forward without tiles (src/cuda/plan/tile.rs), which any choice by hand gives.
+UNTILED = "CLUSTER=1"
 # Before the plans that were timed on 2026-11-26.
 ALONE = "THREADS=192 SUMS=0 STAGES=1 BLOCKS=1 WINDOW=0"
 CHOICES = (
@@ -52,6 +54,8 @@ CHOICES = (
     Choice("channel", 768, 4, "bfloat16", "forward", "STAGES=0 BLOCKS=8"),
     Choice("channel", 2048, 4, "bfloat16", "forward", "STAGES=0 BLOCKS=2"),
     Choice("channel", 768, 4, "bfloat16", "backward", "THREADS=96 STAGES=0 BLOCKS=4"),
+    Choice("token", 768, 4, "float32", "forward", UNTILED),
+    Choice("token", 768, 4, "bfloat16", "forward", UNTILED),
     Choice("token", 768, 4, "float32", "backward", ALONE),
     Choice("token", 768, 4, "bfloat16", "backward", ALONE),
 )

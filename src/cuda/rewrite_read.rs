@@ -254,8 +254,8 @@ mod tests {
     #[test]
     fn a_token_reads_halo_stays_small_while_there_is_work_for_all() {
         let s = specialisation(Kernel::Forward, 768, 4, 4, Dtype::Bf16);
-        let plan = Plan::new(&s, &CLUSTERED, &Default::default()).unwrap();
-        let chunk = |tokens| planned_chunk(&s, &plan, plan.wave(&CLUSTERED), &LARGE, tokens);
+        let plan = Plan::new(&s, &LARGE, &Default::default()).unwrap();
+        let chunk = |tokens| planned_chunk(&s, &plan, plan.wave(&LARGE), &LARGE, tokens);
         assert_eq!(chunk(132 * 40), 30);
         assert_eq!(chunk(132 * 8), 8);
     }

@@ -85,9 +85,8 @@ def test_reduce_has_many_rows_in_flight(case):
 
 # Cases in which the next token's loads once shared a scoreboard with loads of weights.
 WAITED = [
-    (384, 4, "token", BF16), (768, 4, "token", BF16), (768, 4, "token", F32),
-    (768, 1, "token", F32), (2048, 4, "channel", F32), (2048, 4, "token", F32),
-    (4096, 4, "channel", F32),
+    (768, 4, "token", F32), (768, 1, "token", F32), (2048, 4, "channel", F32),
+    (2048, 4, "token", F32), (4096, 4, "channel", F32),
 ]  # fmt: skip
 
 
@@ -116,3 +115,15 @@ def test_a_forward_loads_gate_and_value_a_token_ahead(case):
     assert macros(kernel)["LOAD_AHEAD"] == "2"
     (load,) = loads(loop)
     assert sum(each.is_barrier() for each in loop[:load]) == 1, "between the two sums"
+
+
+@pytest.mark.table(0)
+@pytest.mark.parametrize("d", [768, 64, 384])
+def test_a_tile_loads_gates_and_values_alone(d):
+    """Parameters and the window stay in registers; two bulk copies bring X and k."""
+    kernel, loop = loop_of("rewrite_read_fwd", (d, 4, "token", BF16))
+    assert macros(kernel)["TILE"] == "4"
+    assert kernel.spilled == 0
+    assert loads(loop, "CONSTANT") == loads(loop, "EF") == []
+    assert len(loads(loop)) == 5
+    assert sum(each.opcode.startswith("UBLKCP") for each in loop) == 2

@@ -31,7 +31,7 @@ pytestmark = needs_emulator
 
 FORWARD, BACKWARD = "rewrite_read_fwd.cu", "rewrite_read_bwd.cu"
 EARLIER, LATER, REWRITES = "earlier_tokens.cuh", "later_tokens.cuh", "rewrites_bwd.cuh"
-SEPARATE, SUM = "parameters_bwd.cu", "block_sum.cuh"
+SEPARATE, SUM, TILE = "parameters_bwd.cu", "block_sum.cuh", "tile.cuh"
 MUTANTS = {
     # barriers and buffers
     "no barrier in the block sum": (SUM, "    __syncthreads();\n", ""),
@@ -139,8 +139,8 @@ MUTANTS = {
     ),
     "expand_by_tap looks one token too far ahead": (
         "expand_by_tap.cuh",
-        "token + TILE + tap",
-        "token + TILE + tap + 1",
+        "token + SPAN + tap",
+        "token + SPAN + tap + 1",
     ),
     "expand_by_tap's groups of taps overlap": (
         "expand_by_tap.cuh",
@@ -373,6 +373,59 @@ PIECES = {
     ),
 }
 
+# Faults of token reads in tiles; `tiles` notices them.
+TILES = {
+    "no wait for a tile": (TILE, "    ring.wait();\n", ""),
+    "a stage is refilled while it is read": (
+        TILE,
+        "    compare(tile, state, direction, rewrites);\n",
+        "    ring.request(tile.ahead(STAGES), ring.stage);\n"
+        "    compare(tile, state, direction, rewrites);\n",
+        "    request(refill, stage);\n",
+        "",
+    ),
+    "the ring's parity does not change": (TILE, "if (stage == 0) parity ^= 1;", ""),
+    "fewer bytes of a tile are expected than copied": (
+        TILE,
+        "expect_tx(tile.end() * (STATE_BYTES + DIRECTION_BYTES))",
+        "expect_tx(tile.end() * STATE_BYTES)",
+    ),
+    "the next tile but one is the next": (TILE, "tile.ahead(STAGES)", "tile.ahead(1)"),
+    "tokens beyond the chunk are stored": (TILE, "t >= begin && t < left;", "t >= begin;"),
+    "halo tokens are stored": (TILE, "t >= begin && t < left;", "t < left;"),
+    "a tile's halo is one token short": (
+        TILE,
+        "static_cast<int>(before) : TAPS - 1;",
+        "static_cast<int>(before) : TAPS - 2;",
+    ),
+    "every tile counts as plain": (TILE, "if (tile.is_whole() && window_starts == 0)", "if (true)"),
+    "gates and values are those of the tile before": (
+        TILE,
+        "load_operands(tile.ahead(1));",
+        "load_operands(tile);",
+    ),
+    "a lane gets its neighbour's sums": (TILE, "n * TILE + mine);", "n * TILE + (mine ^ 1));"),
+    "a tile has one rstd": (TILE, "(FULL_MASK, rstd, t)", "(FULL_MASK, rstd, 0)"),
+    "sequences within a tile see each other": (TILE, "starts = position == 0;", "starts = false;"),
+    "positions of short sequences are too large": (TILE, "position %= time;", "position -= time;"),
+    "documents within a tile see each other": (
+        TILE,
+        "starts |= starts_document(args, token);",
+        "",
+    ),
+}
+
+
+def tiles(kernels: Path = KERNELS) -> None:
+    """Raise an exception if a token read in tiles is wrong."""
+    gpu: dict[str, Any] = {"kernels": kernels, "shared_per_block": 227 << 10, "cluster": 8}
+    for chunk, time in ((7, 11), (30, 2)):
+        given = inputs((3, time), 128, 4) | parameters(128, 4, "token", 4)
+        starts = MASKS["some"] if time == 11 else None
+        for marks in (None, starts):
+            with emulated(**gpu, plan={"CHUNK": chunk}):
+                compare("rewrite_read", given, BF16, eps_k=0.1, document_starts=marks)
+
 
 def pieces(kernels: Path = KERNELS) -> None:
     """Raise an exception if sequences in pieces, or of several documents, come out wrong."""
@@ -457,6 +510,7 @@ def test_the_kernels_pass(monkeypatch):
     sample(monkeypatch)
     pieces()
     erasing()
+    tiles()
 
 
 def a_few(mutants: dict[str, tuple[str, ...]]) -> list[Any]:
@@ -472,6 +526,14 @@ def test_a_mutant_in_pieces_does_not(name, tmp_path):
     mutant = plant(PIECES[name], tmp_path / "kernels")
     noticed = in_a_child(lambda: pieces(mutant))
     assert noticed, "the pieces passed"
+    assert "did not compile" not in noticed
+
+
+@pytest.mark.parametrize("name", a_few(TILES))
+def test_a_mutant_in_tiles_does_not(name, tmp_path):
+    mutant = plant(TILES[name], tmp_path / "kernels")
+    noticed = in_a_child(lambda: tiles(mutant))
+    assert noticed, "the tiles passed"
     assert "did not compile" not in noticed
 
 

@@ -19,7 +19,7 @@ from tests.support.emulated_device import needs_emulator
 pytestmark = needs_emulator
 
 HERE = Path(__file__).parent
-FILES = [str(HERE / f"test_{name}.py") for name in ("ops", "cluster", "rewrites")]
+FILES = [str(HERE / f"test_{name}.py") for name in ("ops", "cluster", "rewrites", "tiles")]
 FILES += [f"tests/ops/test_{name}.py" for name in ("chain", "cached", "documents")]
 # Clauses for pytest's -k. Compiling a kernel for a sanitizer takes seconds, so `make test` runs the
 # first of them and `make test-all` every one.
@@ -44,6 +44,7 @@ SAMPLE = [
     "reads_on_a_gpu and some and 4-4-torch.float32",
     "expansions_on_a_gpu and some and torch.float32",
     "test_rewrites and test_rewrite_read and 3-4-token-torch.float32",
+    "test_tiles and test_any_order_of_threads and 5",
 ]
 FEW = 1
 

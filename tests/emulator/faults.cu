@@ -71,6 +71,39 @@ extern "C" __global__ void copied_ahead(const Argument a) {
   }
 }
 
+// Sums of neighbours, from a ring of bulk copies a round ahead, with the bug that a.index selects: 0 is none. In round r the
+// first block copies out[r·n … r·n + n], and out[r·n + i] becomes its number i plus number i + 1.
+extern "C" __global__ void ring(const Argument a) {
+  constexpr int STAGES = 2, ROUNDS = 5;
+  extern __shared__ __align__(16) float values[];
+  __shared__ unsigned long long arrived[STAGES];
+  if (blockIdx.x) return;
+  const int n = blockDim.x, bytes = n * 4 + 16;
+  const bool first = threadIdx.x == 0;
+  if (first) {
+    for (auto& barrier : arrived) emulator::mbarrier_init(&barrier);
+  }
+  __syncthreads();
+  const auto copy = [&](int round) {
+    if (!first || round >= ROUNDS) return;
+    unsigned long long* const barrier = &arrived[round % STAGES];
+    if (a.index != 1) emulator::mbarrier_expect_tx(barrier, a.index == 2 ? bytes + 16 : bytes);
+    emulator::cp_async_bulk(values + round % STAGES * (n + 4), a.out + round * n, bytes, barrier);  // of a round
+  };
+  for (int round = 0; round < STAGES; ++round) copy(round);
+  for (int round = 0; round < ROUNDS; ++round) {
+    const unsigned parity = round / STAGES % 2;
+    if (a.index != 3)
+      emulator::mbarrier_wait(&arrived[round % STAGES], a.index == 4 ? 0 : a.index == 5 ? !parity : parity);
+    if (a.index == 6) copy(round + STAGES);
+    const float* const here = values + round % STAGES * (n + 4) + threadIdx.x;
+    const float sum = here[0] + here[1];
+    __syncthreads();  // all have read this stage
+    if (a.index != 6) copy(round + STAGES);
+    a.out[round * n + threadIdx.x] = sum;
+  }
+}
+
 // out[2 i + 1], out[2 i + 2]: tickets that thread i drew at its start and after __syncwarp.
 extern "C" __global__ void tickets(const Argument a) {
   const int thread = blockIdx.x * blockDim.x + threadIdx.x;
@@ -182,6 +215,23 @@ extern "C" __global__ void copy_misaligned(const Argument a) {
   extern __shared__ float values[];
   emulator::cp_async<uint4>(values + 4 * threadIdx.x, a.out + a.index);
   emulator::cp_async_wait();
+}
+
+// One bulk copy with the bug that a.index selects: 0 is none.
+extern "C" __global__ void bulk_copies(const Argument a) {
+  extern __shared__ __align__(16) float values[];
+  __shared__ unsigned long long arrived;
+  const bool first = threadIdx.x == 0;
+  if (first) emulator::mbarrier_init(&arrived);
+  __syncthreads();
+  if (first) {
+    emulator::mbarrier_expect_tx(&arrived, 32);
+    float* const to = a.index == 1 ? a.out + 512 : a.index == 2 ? values + 1020 : a.index == 3 ? values + 1 : values;
+    void* const barrier = a.index == 6 ? static_cast<void*>(a.out) : &arrived;
+    emulator::cp_async_bulk(to, a.out + (a.index == 4), a.index == 5 ? 24 : 32, barrier);
+  }
+  if (a.index != 7) emulator::mbarrier_wait(&arrived, 0);
+  a.out[threadIdx.x] = threadIdx.x < 8 ? values[threadIdx.x] + 1.0f : 0.0f;
 }
 
 extern "C" __global__ void prefetch_l2_index(const Argument a) {

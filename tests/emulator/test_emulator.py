@@ -87,6 +87,13 @@ def test_copies_arrive_when_they_are_awaited(module: Module) -> None:
     assert run(module, "copied_ahead", block=(64,), size=256) == [float(i + 1) for i in range(256)]
 
 
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("threads", [32, 96, 128])
+def test_a_ring_of_bulk_copies(module: Module, threads: int) -> None:
+    out = run(module, "ring", block=(threads,), size=5 * threads + 4, fill=1.5)
+    assert out == [3.0] * (5 * threads) + [1.5] * 4
+
+
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_blocks_share_the_work_of_several_os_threads(
     module: Module, threads: str, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +224,47 @@ def test_some_order_shows_a_missing_barrier(
         monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
         results.add(repr(run(module, kernel)))
     assert len(results) > 1
+
+
+BULK_COPIES = {
+    1: "no place in the block's shared memory, at cp_async_bulk",
+    2: "past the end of shared memory",
+    3: "misaligned access: the address must be a multiple of 16",
+    4: "misaligned access: the address must be a multiple of 16",
+    5: "copies a multiple of 16 bytes",
+    6: "no place in the block's shared memory, at cp_async_bulk",
+    7: r"returned before the arrival of what was sent to it at cp_async_bulk \(",
+}
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("index", BULK_COPIES)
+def test_reports_a_wrong_bulk_copy(module: Module, index: int) -> None:
+    with pytest.raises(LaunchError, match=BULK_COPIES[index]):
+        run(module, "bulk_copies", index)
+    out = run(module, "bulk_copies", 0, size=512, fill=2.0)
+    assert out == [3.0] * 8 + [0.0] * 120 + [2.0] * 384
+
+
+RINGS = {
+    1: "deadlock",  # an announcement is missing
+    2: "deadlock",  # more bytes are announced than copied
+    3: "returned before the arrival",  # no wait
+    4: "returned before the arrival",  # the parity does not change
+    5: "returned before the arrival",  # the parity is the other one
+}
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("index", RINGS)
+def test_every_order_shows_a_wrong_ring(module: Module, index: int) -> None:
+    with pytest.raises(LaunchError, match=RINGS[index]):
+        run(module, "ring", index, block=(96,), size=484, fill=1.5)
+
+
+@pytest.mark.usefixtures("order")
+def test_every_order_shows_a_stage_that_not_all_have_read(module: Module) -> None:
+    assert nan_positions(run(module, "ring", 6, block=(96,), size=484, fill=1.5))
 
 
 @pytest.mark.parametrize(

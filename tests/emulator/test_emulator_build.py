@@ -42,7 +42,7 @@ def run_sanitized(sanitizer: str, kernel: str, index: int = 0) -> subprocess.Com
 
 @pytest.mark.parametrize("sanitizer", ["asan", "tsan"])
 @pytest.mark.parametrize(
-    "kernel", ["sum_of_block", "reverse", "lanes", "warp_neighbours", "count_threads"]
+    "kernel", ["sum_of_block", "reverse", "lanes", "warp_neighbours", "count_threads", "ring"]
 )
 def test_sanitizers_accept_correct_kernels(sanitizer: str, kernel: str) -> None:
     result = run_sanitized(sanitizer, kernel)

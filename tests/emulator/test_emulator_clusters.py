@@ -101,7 +101,7 @@ WRONG_MBARRIERS = {
     2: "this mbarrier was initialised twice, at mbarrier_init",
     3: "deadlock: no thread of the block can go on",
     4: "deadlock: no thread of the block can go on",
-    5: "announced twice, at mbarrier_expect_tx|the block returned before it arrived",
+    5: "announced twice, at mbarrier_expect_tx|the block returned before the arrival",
 }
 
 
@@ -121,14 +121,14 @@ def test_some_order_shows_what_has_not_arrived(module, index, monkeypatch):
         try:
             shown.append(any(math.isnan(value) for value in run(module, "wrong_mbarriers", index)))
         except LaunchError as error:
-            said = ("before it arrived what another had sent", "has returned from the kernel")
+            said = ("before the arrival of what was sent", "has returned from the kernel")
             shown.append(any(reason in str(error) for reason in said))
     assert any(shown)
 
 
 def test_a_block_waits_for_what_is_sent_to_it(module):
     with pytest.raises(
-        LaunchError, match=r"before it arrived what another had sent at st_async \("
+        LaunchError, match=r"before the arrival of what was sent to it at st_async \("
     ):
         run(module, "sends_to_who_left")
 

@@ -25,6 +25,7 @@ kernel_files!(
     "earlier_tokens.cuh",
     "expand.cu",
     "expand_by_tap.cuh",
+    "forward.cuh",
     "later_tokens.cuh",
     "parameters_bwd.cu",
     "ptx.cuh",
@@ -34,6 +35,7 @@ kernel_files!(
     "rewrite_read_fwd.cu",
     "rewrites_bwd.cuh",
     "sums.cuh",
+    "tile.cuh",
     "token_stream.cuh",
 );
 

@@ -27,7 +27,7 @@ pub(super) fn registers(s: &RewriteRead, plan: &Plan) -> usize {
 
 /// Bytes of its multiprocessor's shared memory that a block takes.
 pub(super) fn shared(s: &RewriteRead, plan: &Plan) -> usize {
-    plan.shared + static_shared(s, plan.cluster * plan.threads) + RESERVED
+    plan.shared + plan.tile.max(1) * static_shared(s, plan.cluster * plan.threads) + RESERVED
 }
 
 /// Bytes of the two buffers for sums over so many threads.
@@ -46,13 +46,16 @@ pub(super) fn dynamic_shared(s: &RewriteRead, plan: &Plan) -> usize {
     let stage: usize = token_inputs(s).map(|bytes| (width * bytes).next_multiple_of(16)).iter().sum();
     let window = if plan.window == Residency::Shared { s.taps } else { 0 };
     let sums = if plan.sums == Residency::Shared { s.slots() } else { 0 };
-    // Vectors wait between the passes over a token if its packets are re-read, one of them for the sums alone.
-    let kept = match s.kernel {
+    plan.stages * plan.tile.max(1) * stage + (window + kept_vectors(s, plan) + sums) * width * s.real().size()
+}
+
+/// Vectors that wait between the passes over a token if its packets are re-read, one of them for the sums alone.
+fn kept_vectors(s: &RewriteRead, plan: &Plan) -> usize {
+    match s.kernel {
         _ if plan.keep_in_registers => 0,
         Kernel::Backward => 3 - usize::from(plan.sums == Residency::SeparateKernel),
         _ => 1,
-    };
-    plan.stages * stage + (window + kept + sums) * width * s.real().size()
+    }
 }
 
 /// Whether the kernel can run a plan and the device has room for it. Registers are no limit: a plan that asks for too many

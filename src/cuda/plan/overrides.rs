@@ -55,6 +55,11 @@ impl Overrides {
         self
     }
 
+    /// Whether every macro is left to the planner.
+    pub(super) fn no_macro(&self) -> bool {
+        self.without(&["ORDER", "CHUNK"]) == Overrides::default()
+    }
+
     /// The plans that make the choices in every usual way, or as it was chosen by hand.
     pub(super) fn vary(&self, first: Plan, choices: &[Choice]) -> Vec<Plan> {
         choices.iter().filter(|(has, ..)| *has).fold(vec![first], |plans, (_, name, usual)| {

@@ -36,6 +36,8 @@ pub struct Plan {
     pub stages: usize,
     /// when a forward loads the next token into registers (LOAD_AHEAD in kernels/README.md)
     pub load_ahead: usize,
+    /// neighbouring tokens that a forward works on at once; 0 if on one token after the other
+    pub tile: usize,
     /// blocks wanted per multiprocessor
     pub blocks: usize,
     /// dynamic shared memory in bytes
@@ -50,7 +52,7 @@ impl Plan {
     }
 
     /// The macros that the plan decides.
-    pub fn defines(&self) -> [(&'static str, String); 10] {
+    pub fn defines(&self) -> [(&'static str, String); 11] {
         [
             ("CLUSTER", self.cluster),
             ("THREADS", self.threads),
@@ -61,6 +63,7 @@ impl Plan {
             ("SUMS", self.sums as usize),
             ("STAGES", self.stages),
             ("LOAD_AHEAD", self.load_ahead),
+            ("TILE", self.tile),
             ("BLOCKS", self.blocks),
         ]
         .map(|(name, value)| (name, value.to_string()))

@@ -6,6 +6,7 @@ use super::footprint::registers;
 use super::limits::Limits;
 use super::overrides::Overrides;
 use super::plan::{Plan, Residency};
+use super::tile::tiled;
 use crate::cuda::kernel::{Compress, RewriteRead, Specialisation};
 use crate::error::{Error, Result};
 
@@ -19,12 +20,15 @@ impl Plan {
     /// Fails for overrides that leave no plan, and for so many value channels that no block could add up its sums.
     pub fn new(s: impl Into<Specialisation>, limits: &Limits, overrides: &Overrides) -> Result<Plan> {
         let s = s.into();
-        let by_rule = |overrides: &Overrides| candidates(&s, limits, overrides).first().copied();
-        measured(&s, limits, overrides).or_else(|| by_rule(overrides)).ok_or_else(|| {
+        let tiles = match &s {
+            Specialisation::RewriteRead(s) => tiled(s, limits, overrides),
+            Specialisation::Expand(_) => None,
+        };
+        tiles.or_else(|| untiled(&s, limits, overrides)).ok_or_else(|| {
             Error::Argument(match &s {
-                Specialisation::RewriteRead(s) if by_rule(&Overrides::default()).is_none() => format!(
+                Specialisation::RewriteRead(wide) if untiled(&s, limits, &Overrides::default()).is_none() => format!(
                     "`state` must have fewer value channels to be worked on by a GPU, got {}: move it to the CPU",
-                    s.m
+                    wide.m
                 ),
                 _ => format!("`DDL_PLAN` leaves no plan for `{}`", s.kernel().name()),
             })
@@ -35,6 +39,9 @@ impl Plan {
     /// them. Whether the sums have a kernel of their own may not change: warm-up decides that before it compiles any kernel.
     pub fn after_spill(&self, s: impl Into<Specialisation>, limits: &Limits) -> Option<Plan> {
         let s = s.into();
+        if self.tile > 0 {
+            return untiled(&s, limits, &Overrides::default());
+        }
         let separate = |plan: &Plan| plan.sums == Residency::SeparateKernel;
         let most = |plan: &Plan| limits.most_registers(plan.blocks * plan.threads);
         let needed = |plan: &Plan| match &s {
@@ -45,6 +52,11 @@ impl Plan {
             separate(plan) == separate(self) && most(plan) + needed(self) > most(self) + needed(plan)
         })
     }
+}
+
+/// The plan without tiles: of the table, else the first by the rule.
+fn untiled(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Option<Plan> {
+    measured(s, limits, overrides).or_else(|| candidates(s, limits, overrides).first().copied())
 }
 
 /// The plan of the table, on GPUs with clusters and as much shared memory, if it fits and no macro is chosen by hand. A
@@ -59,8 +71,7 @@ fn measured(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Optio
         && timed.types.direction.size() == 2
         && limits.cluster > 1
         && limits.shared_per_multiprocessor >= SHARED;
-    let by_hand = overrides.without(&["ORDER", "CHUNK"]) != Overrides::default();
-    let (width, words) = row(TABLE, timed).filter(|_| as_timed && !by_hand)?;
+    let (width, words) = row(TABLE, timed).filter(|_| as_timed && overrides.no_macro())?;
     let all = Overrides::parse(words).expect("macros in the table");
     let macros = if width == timed.d { all } else { all.without(&["THREADS"]) };
     let mut plans = candidates(s, limits, &macros).into_iter();

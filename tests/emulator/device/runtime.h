@@ -48,11 +48,14 @@ void* dynamic_shared();
 void* mapa(Site site, void* shared, int rank);
 
 // An mbarrier in shared memory: one thread calls expect_tx with the number of bytes, others wait for them. The values
-// of a phase become visible together, after its last st.async. `word` points at the value for `to`.
+// of a phase become visible together, when a thread waits for it. `word` points at the value for `to`.
 void mbarrier_init(Site site, void* barrier);
 void mbarrier_expect_tx(Site site, void* barrier, int bytes);
 void st_async(Site site, void* to, const void* word, Size bytes, void* barrier);
 void mbarrier_wait(Site site, void* barrier, unsigned parity);
+
+// Starts one piece of a bulk copy to the block's own shared memory, counted by its `barrier`.
+void cp_async_bulk_later(Site site, void* shared, const void* word, Size bytes, void* barrier);
 
 [[noreturn]] void fail(const char* reason);
 

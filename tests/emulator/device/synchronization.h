@@ -73,6 +73,17 @@ inline void mbarrier_wait(void* barrier, unsigned parity, EMULATOR_CALLER) {
   mbarrier_wait(EMULATOR_SITE("mbarrier_wait"), barrier, parity);
 }
 
+// Copies neighbouring bytes, counted by `barrier` (cp.async.bulk). The shared memory holds NaN until a thread has waited.
+inline void cp_async_bulk(void* shared, const void* from, int bytes, void* barrier, EMULATOR_CALLER) {
+  if (bytes <= 0 || bytes % int(sizeof(uint4))) fail("cp.async.bulk copies a multiple of 16 bytes");
+  for (int i = 0; i < bytes / int(sizeof(uint4)); ++i) {
+    const uint4 word = static_cast<const uint4*>(from)[i];  // here, because sanitizers see this code
+    uint4* const to = static_cast<uint4*>(shared) + i;
+    *to = {~0u, ~0u, ~0u, ~0u};
+    cp_async_bulk_later(EMULATOR_SITE("cp_async_bulk"), to, &word, sizeof(word), barrier);
+  }
+}
+
 // Copies one Word, or zeros (cp.async). The shared memory holds NaN until cp_async_wait.
 template <class Word>
 void cp_async(void* shared, const void* from, bool there = true, EMULATOR_CALLER) {

@@ -43,7 +43,7 @@ struct WarpOperation {
   Bits result;
 };
 
-// A write to shared memory that is not visible yet: of cp.async, or of st.async.
+// A write to shared memory that is not visible yet: of cp.async, st.async, or a piece of cp.async.bulk.
 struct Copy {
   void arrive() const { memcpy(to, word, bytes); }
 
@@ -88,12 +88,14 @@ struct Barrier {
   Moment opened[2];  // current and previous opening
 };
 
-// An mbarrier: in each phase it counts the bytes that were expected and the bytes that arrived.
+// An mbarrier: in each phase it counts the bytes that were expected and the bytes that were sent. These arrive as late as they
+// may: when a thread waits for the phase, or when the next one begins.
 struct MBarrier {
   bool is_complete() const { return announced && bytes == 0; }
 
   bool announced = false;  // whether expect_tx was called in this phase
-  long bytes = 0;          // expected minus sent; negative if st.async comes before expect_tx
+  bool waiting = false;    // whether a thread waits for this phase
+  long bytes = 0;          // expected minus sent; negative if they are sent before expect_tx
   unsigned phase = 0;      // number of completed phases
   std::vector<Copy> sent;
   Moment arrived[2];  // current and previous phase

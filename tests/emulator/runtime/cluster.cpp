@@ -109,7 +109,7 @@ void Cluster::thread_returned() {
   }
   for (const auto& [address, barrier] : block().mbarriers) {
     if (block().barrier->live || barrier.sent.empty()) continue;
-    fail("the block returned before it arrived what another had sent at " + describe(barrier.sent[0].site));
+    fail("the block returned before the arrival of what was sent to it at " + describe(barrier.sent[0].site));
   }
   resume_next();
 }

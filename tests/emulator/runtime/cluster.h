@@ -36,7 +36,8 @@ class Cluster {
   void* mapa(Site site, void* shared, int rank);
   void mbarrier_init(Site site, void* address);
   void mbarrier_expect_tx(Site site, void* address, int bytes);
-  void st_async(const Copy& copy, void* address);
+  void send(const Copy& copy, void* address);
+  void cp_async_bulk(const Copy& copy, void* address);
   void mbarrier_wait(Site site, void* address, unsigned parity);
   [[noreturn]] void fail(const std::string& reason);
 

@@ -1,4 +1,4 @@
-// Distributed shared memory: mapa, st.async, and the mbarriers that count its bytes.
+// Distributed shared memory (mapa, st.async), bulk copies, and the mbarriers that count the bytes of both.
 #include "cluster.h"
 
 namespace emulator {
@@ -34,26 +34,35 @@ MBarrier& Cluster::mbarrier_at(Site site, const void* address) {
 
 void Cluster::mbarrier_expect_tx(Site site, void* address, int bytes) {
   MBarrier& barrier = mbarrier_at(site, address);
+  if (barrier.is_complete()) complete_phase(barrier);
   if (std::exchange(barrier.announced, true)) fail("announced twice, at " + describe(site));
   barrier.bytes += bytes;
   barrier.arrived[barrier.phase % 2].reached();
-  if (barrier.is_complete()) complete_phase(barrier);
+  if (barrier.is_complete() && barrier.waiting) complete_phase(barrier);
 }
 
-void Cluster::st_async(const Copy& copy, void* address) {
+void Cluster::send(const Copy& copy, void* address) {
   Unwatched unwatched;
   MBarrier& barrier = mbarrier_at(copy.site, address);
+  if (barrier.is_complete()) complete_phase(barrier);
   barrier.sent.push_back(copy);
   barrier.bytes -= long(copy.bytes);
   barrier.arrived[barrier.phase % 2].reached();
-  if (barrier.is_complete()) complete_phase(barrier);
+  if (barrier.is_complete() && barrier.waiting) complete_phase(barrier);
+}
+
+void Cluster::cp_async_bulk(const Copy& copy, void* address) {
+  for (const void* own : {copy.to, address}) {
+    if (!block().counterpart(block(), own)) fail("no place in the block's shared memory, at " + describe(copy.site));
+  }
+  send(copy, address);
 }
 
 void Cluster::complete_phase(MBarrier& barrier) {
   Unwatched unwatched;
   for (const Copy& copy : barrier.sent) copy.arrive();
   barrier.sent.clear();
-  barrier.announced = false;
+  barrier.announced = barrier.waiting = false;
   ++barrier.phase;
   for (unsigned i = 0; i < threads_.size(); ++i) {
     const Thread& thread = threads_[i];
@@ -65,7 +74,10 @@ void Cluster::complete_phase(MBarrier& barrier) {
 
 void Cluster::mbarrier_wait(Site site, void* address, unsigned parity) {
   MBarrier& barrier = mbarrier_at(site, address);
-  if (barrier.phase % 2 == parity % 2) {
+  const unsigned awaited = parity % 2;
+  if (barrier.phase % 2 == awaited && barrier.is_complete()) complete_phase(barrier);
+  if (barrier.phase % 2 == awaited) {
+    barrier.waiting = true;
     threads_[running_].state = Thread::State::awaiting_mbarrier;
     threads_[running_].site = site;
     threads_[running_].awaited = &barrier;
@@ -83,7 +95,12 @@ void mbarrier_expect_tx(Site site, void* barrier, int bytes) {
 void st_async(Site site, void* to, const void* word, Size bytes, void* barrier) {
   Copy copy{site, to, bytes, {}};
   memcpy(copy.word, word, bytes);
-  Cluster::current()->st_async(copy, barrier);
+  Cluster::current()->send(copy, barrier);
+}
+void cp_async_bulk_later(Site site, void* shared, const void* word, Size bytes, void* barrier) {
+  Copy copy{site, shared, bytes, {}};
+  memcpy(copy.word, word, bytes);
+  Cluster::current()->cp_async_bulk(copy, barrier);
 }
 void mbarrier_wait(Site site, void* barrier, unsigned parity) {
   Cluster::current()->mbarrier_wait(site, barrier, parity);

@@ -4,6 +4,7 @@ mod measured;
 mod overrides;
 mod planned;
 mod properties;
+mod tiles;
 
 use super::limits::Limits;
 use crate::cuda::kernel::{Kernel, RewriteRead};

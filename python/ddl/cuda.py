@@ -86,7 +86,13 @@ def warmup(
     return [Kernel(**kernel) for kernel in warmup.compile()]
 
 
-def described(argument: Any) -> Any:
+def described(operator: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+    """Describe the arguments of a call by name, for `_native.Warmup.add`."""
+    declared = operator._schema.arguments
+    return {to.name: _described(value) for to, value in zip(declared, args, strict=False)}
+
+
+def _described(argument: Any) -> Any:
     """Describe a tensor by shape, dtype and bytes from an aligned address, a dtype by its name.
 
     Other arguments are passed on.
@@ -94,7 +100,7 @@ def described(argument: Any) -> Any:
     if isinstance(argument, torch.dtype):
         return str(argument).removeprefix("torch.")
     if isinstance(argument, (list, tuple)):
-        return [described(tensor) for tensor in argument]
+        return [_described(tensor) for tensor in argument]
     if not isinstance(argument, Tensor):
         return argument
     offset = argument.storage_offset() * argument.itemsize
@@ -113,7 +119,7 @@ def _list_kernels(
         namespace, _, name = func.name().partition("::")
         if namespace == "ddl":
             operator = name.partition(".")[0]  # without the overload
-            kernels.add(operator, [described(argument) for argument in args])
+            kernels.add(operator, described(func, args))
         return func(*args, **(kwargs or {}))
 
     listing = type("Listing", (tools.dispatch_mode,), {"__torch_dispatch__": list_and_run})

@@ -1,5 +1,7 @@
 //! A call's tensors: views of tch's tensors as inputs, and outputs as tch's tensors.
 
+use std::borrow::Borrow;
+
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
@@ -52,9 +54,9 @@ impl Map<&Tensor, tensor::Tensor> for Views {
     }
 }
 
-impl Map<Option<&Tensor>, Option<tensor::Tensor>> for Views {
-    fn map(&mut self, name: &'static str, tensor: &Option<&Tensor>) -> Result<Option<tensor::Tensor>> {
-        self.view_optional(name, *tensor)
+impl<B: Borrow<Tensor>> Map<Option<B>, Option<tensor::Tensor>> for Views {
+    fn map(&mut self, name: &'static str, tensor: &Option<B>) -> Result<Option<tensor::Tensor>> {
+        self.view_optional(name, tensor.as_ref().map(B::borrow))
     }
 }
 

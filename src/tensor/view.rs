@@ -5,7 +5,7 @@
 //! A [`Tensor`] is made by [`Tensor::new`] alone. Its caller promises that `len()` contiguous elements of
 //! `dtype` lie at `ptr` on `device`, and that they live for as long as the [`Tensor`]. `torch::memory` keeps
 //! that promise with a handle of a torch tensor, which the call owns until it returns, `slices::array` by a borrow,
-//! `slices::memory` by owning the vectors and `python::arrays` by dictionaries of the arrays.
+//! `slices::memory` by owning the vectors and `python::arguments` by dictionaries of the arrays.
 //!
 //! - CPU tensors are read and written only as rows (`tensor::rows`), which refuse every other device.
 //! - Only kernels access a GPU's tensors, by address. They run on the stream for which torch allocated the

@@ -59,8 +59,8 @@ pub fn backward(
     overwritten: Option<Tensor>,
     run: &mut dyn Caller,
 ) -> Result<Gradients> {
-    saved.check_saved(problem)?;
-    incoming.check(problem)?;
+    problem.check_saved(saved)?;
+    problem.check_incoming(incoming)?;
     let mut gradients = Gradients::new(problem, wanted, overwritten, run)?;
     if gradients.in_place {
         check_overwritten(problem, saved, incoming, &gradients)?;

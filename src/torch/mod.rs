@@ -1,6 +1,6 @@
 //! The interface to torch: its C `shims`, the tensors that a call owns (`memory`), a call's device ([`run`]), checked
 //! problems and where they [`execute`]. For Python there are also the `dispatcher`, the [`source`] of arguments and the
-//! [`stack`] that is one, the [`operators`], and how they are registered and refuse ([`dispatch`]).
+//! [`stack`] that is one, the [`operators`], and how they are registered and refuse a call ([`dispatch`]).
 
 #[cfg(feature = "python")]
 pub mod dispatch;

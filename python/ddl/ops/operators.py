@@ -19,7 +19,7 @@ from ddl.errors import IMPORTED_ONCE
 
 from . import plain, private
 from .calls import call_of, compiled_call
-from .declarations import FORWARDS, OPERATORS, Forward, Operator
+from .declarations import FORWARDS, ON_CPUS_ALONE, OPERATORS, Forward, Operator
 from .outputs import fake
 from .refusals import refuse_transforms
 
@@ -33,7 +33,10 @@ def _register_kernels() -> None:
     torch_folder = Path(torch.__file__).parent
     suffix = "dylib" if sys.platform == "darwin" else "so"
     _native.search_nvrtc_in([str(torch_folder.parent), sys.prefix])
-    _native.register(str(torch_folder / "lib" / f"libtorch_cpu.{suffix}"))
+    library = str(torch_folder / "lib" / f"libtorch_cpu.{suffix}")
+    for operator in OPERATORS:
+        keys = ["CPU"] if operator in ON_CPUS_ALONE else ["CPU", "CUDA"]
+        _native.register(library, operator.name, operator.declared, keys)
 
 
 def _define(operator: Operator, overload: str = "") -> Any:

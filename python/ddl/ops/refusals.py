@@ -28,11 +28,13 @@ def check(operator: Operator, values: Sequence[Any]) -> None:
     ValueError for a shape, device or number, TypeError for a dtype or layout. Symbolic sizes are
     not checked: native code would fix their values.
     """
-    for name, value in zip(operator.names, values, strict=True):
+    arguments = dict(zip(operator.names, values, strict=True))
+    for name, value in arguments.items():
         if name in operator.tensors and (value is not None or name not in operator.optional):
             check_is_dense(name, value)
     if not any(map(_is_symbolic, values)):
-        _native.check(operator.name, [_described(value) for value in values])
+        described = {name: _described(value) for name, value in arguments.items()}
+        _native.check(operator.name, described)
 
 
 def _is_symbolic(value: Any) -> bool:

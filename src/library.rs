@@ -66,7 +66,7 @@ macro_rules! functions {
     ($(#[$about:meta])* $table:ident { $(fn $name:ident($($argument:ty),* $(,)?) $(-> $result:ty)?;)* }) => {
         $(#[$about])*
         #[allow(non_snake_case)]
-        struct $table { $($name: unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?,)* }
+        pub struct $table { $(pub $name: unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?,)* }
 
         impl $table {
             fn load(library: &$crate::library::Library) -> std::result::Result<$table, String> {

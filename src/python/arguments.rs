@@ -46,10 +46,11 @@ fn tensor(name: &'static str, argument: &Bound<'_, PyAny>) -> Result<Tensor> {
     }
     let (shape, dtype, location) = argument.extract().map_err(Error::Python)?;
     let dtype = dtype_named(name, dtype)?;
-    Ok(match location {
-        Location::Address(address) => Tensor::fake(name, shape, dtype, address),
-        Location::Device(device) => Tensor::described(name, shape, dtype, device_named(device)),
-    })
+    let (device, address) = match location {
+        Location::Address(address) => (Device::Cuda(0), address),
+        Location::Device(device) => (device_named(device), 0),
+    };
+    Ok(Tensor::fake(name, shape, dtype, device, address))
 }
 
 /// Where a described tensor would lie.

@@ -1,6 +1,6 @@
 //! `expand`.
 
-use super::array::{Array, view_optional};
+use super::array::{Array, Views};
 use super::memory::Memory;
 use crate::cpu;
 use crate::cpu::state::Stored as Number;
@@ -44,7 +44,7 @@ impl<'a, T: Number> Expand<'a, T> {
     /// # Errors
     /// As [`forward`](Expand::forward).
     pub fn cached_step(&self, before: Option<Array<'_, T>>) -> Result<Expanded<T>> {
-        let problem = self.problem()?.with_before(view_optional("before", before)?)?;
+        let problem = self.problem()?.with_before(Views.map("before", &before)?)?;
         let (state, mut memory) = (self.state(&problem)?, Memory::default());
         let shape = problem.before_shape();
         let mut new_before = memory.optional_output("new_before", shape.as_deref(), T::DTYPE, &problem.x)?;
@@ -77,10 +77,10 @@ impl<'a, T: Number> Expand<'a, T> {
     }
 
     fn problem(&self) -> Result<problem::Expand> {
-        let (x, weight) = (self.x.view("x")?, view_optional("weight", self.weight)?);
+        let (x, weight) = (self.x.view("x")?, Views.map("weight", &self.weight)?);
         let channels = i64::try_from(self.value_channels).unwrap_or(i64::MAX);
         let problem = problem::Expand::new(x, weight, channels)?;
-        problem.with_documents(view_optional("document_starts", self.document_starts)?)
+        problem.with_documents(Views.map("document_starts", &self.document_starts)?)
     }
 }
 

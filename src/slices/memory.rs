@@ -3,12 +3,10 @@
 use std::any::Any;
 use std::collections::VecDeque;
 
-use half::{bf16, f16};
-
 use crate::error::{Error, Result};
 use crate::problem::Allocate;
 use crate::records::Map;
-use crate::tensor::{Device, Dtype, Element, Tensor};
+use crate::tensor::{Device, Dtype, Element, Tensor, of_dtype};
 
 /// The vectors of a call's outputs, in the order in which they were allocated.
 #[derive(Default)]
@@ -39,13 +37,7 @@ impl Memory {
 
 impl Allocate for Memory {
     fn output(&mut self, name: &'static str, shape: &[usize], dtype: Dtype, _: &Tensor) -> Result<Tensor> {
-        match dtype {
-            Dtype::F32 => self.add::<f32>(name, shape),
-            Dtype::F64 => self.add::<f64>(name, shape),
-            Dtype::Bf16 => self.add::<bf16>(name, shape),
-            Dtype::F16 => self.add::<f16>(name, shape),
-            Dtype::Bool => unreachable!("no operator returns a mask"),
-        }
+        of_dtype!(dtype, T => self.add::<T>(name, shape))
     }
 
     fn absent_output(&mut self) -> Result<Option<Tensor>> {

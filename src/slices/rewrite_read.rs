@@ -1,6 +1,6 @@
 //! `rewrite`, `read` and both at once.
 
-use super::array::{Array, Views, view_optional};
+use super::array::{Array, Views};
 use super::memory::Memory;
 use crate::cpu::state::Stored as Number;
 use crate::error::Result;
@@ -51,7 +51,7 @@ impl<'a, T: Number> RewriteRead<'a, T> {
     /// # Errors
     /// As [`forward`](RewriteRead::forward).
     pub fn cached_step(&self, pending: Option<Array<'_, T::Accum>>) -> Result<Forward<T>> {
-        self.run(&self.problem()?.with_pending(view_optional("pending", pending)?)?)
+        self.run(&self.problem()?.with_pending(Views.map("pending", &pending)?)?)
     }
 
     /// Computes the gradients of all inputs from those of the outputs. `forward` is the result for the same inputs.
@@ -97,7 +97,7 @@ impl<'a, T: Number> RewriteRead<'a, T> {
         let rewrite = self.rewrite.map(|write| write.try_map(&mut Views)).transpose()?;
         let read = self.read.map(|read| read.try_map(&mut Views)).transpose()?;
         let problem = problem::RewriteRead::new(self.state.view("state")?, rewrite, read)?;
-        problem.with_documents(view_optional("document_starts", self.document_starts)?)
+        problem.with_documents(Views.map("document_starts", &self.document_starts)?)
     }
 }
 
@@ -107,7 +107,7 @@ struct OutputViews<'a>(&'a problem::RewriteRead);
 impl<T: Element> Map<Vec<T>, Option<Tensor>> for OutputViews<'_> {
     fn map(&mut self, name: &'static str, elements: &Vec<T>) -> Result<Option<Tensor>> {
         let shape = self.0.output_shape(name);
-        view_optional(name, shape.as_ref().map(|shape| Array { elements, shape }))
+        Views.map(name, &shape.as_ref().map(|shape| Array { elements, shape }))
     }
 }
 

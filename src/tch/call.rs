@@ -21,7 +21,7 @@ impl Views {
         let tensor = if tensor.is_neg() { tensor.resolve_neg() } else { tensor.shallow_clone() };
         // SAFETY: tch's tensor is a pointer to an `at::Tensor`, as torch's own handles are. This handle is a new one, and
         // `Owned` deletes it as tch would.
-        let owned = unsafe { Owned::new(tensor.into_handle()) };
+        let owned = unsafe { Owned::new(into_handle(tensor)) };
         let (view, owned, _) = owned.contiguous(name)?;
         self.0.push(owned);
         Ok(view)
@@ -34,17 +34,8 @@ impl Views {
             Some(Ok(kind)) if kind != Kind::Bool => {
                 Err(Error::Dtype { name, expected: "Bool".into(), got: format!("{kind:?}") })
             }
-            _ => self.view_optional(name, starts),
+            _ => self.map(name, &starts),
         }
-    }
-
-    /// Views an argument that may be left out.
-    pub fn view_optional(
-        &mut self,
-        name: &'static str,
-        tensor: Option<&Tensor>,
-    ) -> Result<Option<tensor::Tensor>> {
-        tensor.map(|tensor| self.view(name, tensor)).transpose()
     }
 }
 
@@ -56,7 +47,7 @@ impl Map<&Tensor, tensor::Tensor> for Views {
 
 impl<B: Borrow<Tensor>> Map<Option<B>, Option<tensor::Tensor>> for Views {
     fn map(&mut self, name: &'static str, tensor: &Option<B>) -> Result<Option<tensor::Tensor>> {
-        self.view_optional(name, tensor.as_ref().map(B::borrow))
+        tensor.as_ref().map(|tensor| self.view(name, tensor.borrow())).transpose()
     }
 }
 
@@ -87,14 +78,8 @@ impl Map<Option<tensor::Tensor>, Option<Tensor>> for Results {
     }
 }
 
-trait IntoHandle {
-    fn into_handle(self) -> shims::Handle;
-}
-
-impl IntoHandle for Tensor {
-    fn into_handle(mut self) -> shims::Handle {
-        let handle = self.as_mut_ptr().cast();
-        std::mem::forget(self);
-        handle
-    }
+fn into_handle(mut tensor: Tensor) -> shims::Handle {
+    let handle = tensor.as_mut_ptr().cast();
+    std::mem::forget(tensor);
+    handle
 }

@@ -5,6 +5,7 @@ use tch::Tensor;
 use super::call::{Views, call};
 use crate::error::Result;
 use crate::problem;
+use crate::records::Map;
 use crate::torch::execute::{expand, expand_backward};
 
 /// The inputs of an expansion: x becomes a state of m value channels, by repetition or by a causal convolution.
@@ -43,7 +44,7 @@ impl<'a> Expand<'a> {
     /// As [`forward`](Expand::forward).
     pub fn cached_step(&self, before: Option<&Tensor>) -> Result<Expanded> {
         let ((), mut results) = call(|views, run| {
-            let problem = self.problem(views)?.with_before(views.view_optional("before", before)?)?;
+            let problem = self.problem(views)?.with_before(views.map("before", &before)?)?;
             expand(&problem, true, run)
         })?;
         let state = results.next().expect("an expansion has a state");
@@ -64,7 +65,7 @@ impl<'a> Expand<'a> {
     }
 
     fn problem(&self, views: &mut Views) -> Result<problem::Expand> {
-        let (x, weight) = (views.view("x", self.x)?, views.view_optional("weight", self.weight)?);
+        let (x, weight) = (views.view("x", self.x)?, views.map("weight", &self.weight)?);
         let starts = views.view_starts(self.document_starts)?;
         problem::Expand::new(x, weight, self.value_channels)?.with_documents(starts)
     }

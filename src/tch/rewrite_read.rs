@@ -4,6 +4,7 @@ use tch::{Kind, Tensor};
 
 use super::call::{Views, call};
 use crate::error::{Error, Result};
+use crate::records::Map;
 use crate::tensor::Dtype;
 use crate::torch::execute::{backward, forward};
 use crate::{problem, records};
@@ -52,7 +53,7 @@ impl<'a> RewriteRead<'a> {
     /// As [`forward`](RewriteRead::forward).
     pub fn cached_step(&self, pending: Option<&Tensor>) -> Result<Forward> {
         let (outputs, mut results) = call(|views, run| {
-            let problem = self.problem(views)?.with_pending(views.view_optional("pending", pending)?)?;
+            let problem = self.problem(views)?.with_pending(views.map("pending", &pending)?)?;
             forward(&problem, self.context_dtype()?, run)
         })?;
         outputs.try_map(&mut results)

@@ -12,4 +12,5 @@ pub use blocks::Block;
 pub use rows::{Rows, RowsMut, prefetch};
 #[cfg(feature = "torch")]
 pub use view::dtypes_of;
+pub(crate) use view::of_dtype;
 pub use view::{Device, Dtype, Element, Tensor};

@@ -67,6 +67,32 @@ impl Dtype {
     }
 }
 
+/// Evaluates an expression with the Rust type `T` of a dtype of numbers.
+macro_rules! of_dtype {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::tensor::Dtype::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::tensor::Dtype::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::tensor::Dtype::Bf16 => {
+                type $T = half::bf16;
+                $body
+            }
+            $crate::tensor::Dtype::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::tensor::Dtype::Bool => unreachable!("a mask is refused where numbers are expected"),
+        }
+    };
+}
+pub(crate) use of_dtype;
+
 /// A Rust type whose memory is that of one [`Dtype`].
 ///
 /// # Safety
@@ -151,18 +177,17 @@ impl Tensor {
         Tensor { name, shape, dtype, device, len, readable, ptr }
     }
 
-    /// Returns a tensor without memory, "on a GPU", so that nothing here reads it. Its address tells its alignment.
+    /// Returns a tensor without memory, so that nothing here reads it. Its address tells its alignment.
     #[cfg(feature = "torch")]
-    pub fn fake(name: &'static str, shape: Vec<usize>, dtype: Dtype, address: usize) -> Tensor {
-        // SAFETY: memory on a GPU is never read here.
-        unsafe { Tensor::new(name, shape, dtype, Device::Cuda(0), address as *mut u8) }
-    }
-
-    /// Returns a tensor without memory on `device`, of which only the description is looked at.
-    #[cfg(feature = "python")]
-    pub fn described(name: &'static str, shape: Vec<usize>, dtype: Dtype, device: Device) -> Tensor {
-        // SAFETY: a null pointer.
-        unsafe { Tensor::new(name, shape, dtype, device, std::ptr::null_mut()) }
+    pub fn fake(
+        name: &'static str,
+        shape: Vec<usize>,
+        dtype: Dtype,
+        device: Device,
+        address: usize,
+    ) -> Tensor {
+        // SAFETY: it is not read here, whatever its device and its address are.
+        Tensor { readable: false, ..unsafe { Tensor::new(name, shape, dtype, device, address as *mut u8) } }
     }
 
     /// Returns the part of these elements that begins with element `first`, under another name.
@@ -194,8 +219,12 @@ impl Tensor {
         if self.shape == expected {
             return Ok(());
         }
-        let (expected, got) = (shape_text(expected), shape_text(&self.shape));
-        Err(Error::Shape { name: self.name, expected, got })
+        Err(self.wrong_shape(shape_text(expected)))
+    }
+
+    /// Returns the refusal of the shape.
+    pub fn wrong_shape(&self, expected: impl Into<String>) -> Error {
+        Error::Shape { name: self.name, expected: expected.into(), got: shape_text(&self.shape) }
     }
 
     /// Fails unless the tensor is on the device of `other`.

@@ -2,8 +2,6 @@
 //!
 //! The operators on a state share one forward and one backward, in which either half may be absent.
 
-use half::{bf16, f16};
-
 use super::run::{Caller, Target};
 #[cfg(feature = "python")]
 use crate::delta_rule;
@@ -11,33 +9,9 @@ use crate::error::Result;
 #[cfg(feature = "python")]
 use crate::problem::{DeltaRule, SavedOverTime};
 use crate::problem::{Expand, Gradients, Incoming, Outputs, RewriteRead, Saved};
-use crate::tensor::{Dtype, Tensor};
+use crate::tensor::{Dtype, Tensor, of_dtype};
 use crate::{cpu, cuda};
 
-/// Evaluates an expression with the Rust type `T` of a state's dtype.
-macro_rules! of_dtype {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            Dtype::F32 => {
-                type $T = f32;
-                $body
-            }
-            Dtype::F64 => {
-                type $T = f64;
-                $body
-            }
-            Dtype::Bf16 => {
-                type $T = bf16;
-                $body
-            }
-            Dtype::F16 => {
-                type $T = f16;
-                $body
-            }
-            Dtype::Bool => unreachable!("a mask is refused where numbers are expected"),
-        }
-    };
-}
 /// Computes the outputs and what the backward needs, or a step of a sequence in pieces.
 pub fn forward(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut dyn Caller) -> Result<Outputs> {
     let mut outputs = Outputs::new(problem, context_dtype, run)?;

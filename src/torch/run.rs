@@ -92,7 +92,7 @@ impl Caller for Run {
                 None => return Ok(Target::Cpu { threads: shims().threads() }),
             },
         };
-        Ok(Target::Gpu(Gpu { device, stream, memory: Scratch { tensors_on, held: RefCell::default() } }))
+        Ok(Target::Gpu(Gpu { device, stream, tensors_on, held: RefCell::default() }))
     }
 }
 
@@ -102,16 +102,36 @@ pub enum Target<'a> {
     Gpu(Gpu<'a>),
 }
 
-/// A GPU, its stream, and the memory that one call takes there.
+/// A GPU, its stream, and memory from torch, held until the kernels are launched: the stream orders later uses after them.
 pub struct Gpu<'a> {
     device: Arc<dyn Backend>,
     stream: u64,
-    memory: Scratch<'a>,
+    /// None if the kernels are only listed
+    tensors_on: Option<&'a Device>,
+    held: RefCell<Vec<Owned>>,
 }
 
 impl Gpu<'_> {
     pub fn call(&self) -> Call<'_> {
-        Call { device: &*self.device, stream: self.stream, memory: &self.memory }
+        Call { device: &*self.device, stream: self.stream, memory: self }
+    }
+
+    fn hold(&self, make: impl FnOnce(&Device) -> Result<Owned>) -> Result<u64> {
+        let Some(device) = self.tensors_on else { return Ok(0) };
+        let owned = make(device)?;
+        let address = owned.address();
+        self.held.borrow_mut().push(owned);
+        Ok(address)
+    }
+}
+
+impl Memory for Gpu<'_> {
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.hold(|device| Owned::bytes(bytes, device))
+    }
+
+    fn last_axis_first(&self, weight: &Tensor) -> Result<u64> {
+        self.hold(|_| last_axis_first(weight))
     }
 }
 
@@ -124,7 +144,7 @@ impl Allocate for Run {
         beside: &Tensor,
     ) -> Result<Tensor> {
         if !self.has_memory() {
-            return Ok(Tensor::fake(name, shape.to_vec(), dtype, 0));
+            return Ok(Tensor::fake(name, shape.to_vec(), dtype, Device::Cuda(0), 0));
         }
         let owned = Owned::empty(shape, number_of(dtype), &beside.device)?;
         let (tensor, _) = owned.view(name)?;
@@ -156,32 +176,5 @@ fn device_of(tensor: &Tensor) -> Result<Option<(Arc<dyn Backend>, u64)>> {
         Device::Elsewhere(got) => {
             Err(Error::Device { name: tensor.name, expected: "cpu or cuda".into(), got: got.clone() })
         }
-    }
-}
-
-/// Memory from torch, held until the kernels are launched: the stream orders later uses after them. None, if the
-/// kernels are only listed.
-struct Scratch<'a> {
-    tensors_on: Option<&'a Device>,
-    held: RefCell<Vec<Owned>>,
-}
-
-impl Scratch<'_> {
-    fn hold(&self, make: impl FnOnce(&Device) -> Result<Owned>) -> Result<u64> {
-        let Some(device) = self.tensors_on else { return Ok(0) };
-        let owned = make(device)?;
-        let address = owned.address();
-        self.held.borrow_mut().push(owned);
-        Ok(address)
-    }
-}
-
-impl Memory for Scratch<'_> {
-    fn allocate(&self, bytes: usize) -> Result<u64> {
-        self.hold(|device| Owned::bytes(bytes, device))
-    }
-
-    fn last_axis_first(&self, weight: &Tensor) -> Result<u64> {
-        self.hold(|_| last_axis_first(weight))
     }
 }

@@ -52,7 +52,7 @@ functions! {
 
 /// The shims of this process.
 pub struct Shims {
-    functions: Functions,
+    pub functions: Functions,
     messages: Option<Messages>,
     /// the folder of torch's libraries
     folder: PathBuf,
@@ -153,85 +153,11 @@ impl Shims {
         Some(Properties { data: data.cast(), sizes, strides, dtype, device_type, device_index })
     }
 
-    /// Allocates a tensor; None if there is too little memory.
-    pub fn empty_strided(
-        &self,
-        sizes: &[i64],
-        strides: &[i64],
-        dtype: i32,
-        device: [i32; 2],
-    ) -> Option<Handle> {
-        let (mut handle, [kind, index]) = (null_mut(), device);
-        // SAFETY: as many strides as sizes, and room for the handle.
-        let status = unsafe {
-            (self.functions.aoti_torch_empty_strided)(
-                sizes.len() as i64,
-                sizes.as_ptr(),
-                strides.as_ptr(),
-                dtype,
-                kind,
-                index,
-                &mut handle,
-            )
-        };
-        (status == 0).then_some(handle)
-    }
-
-    /// Makes an undefined tensor, which is None in Python.
-    pub fn undefined(&self) -> Option<Handle> {
-        let mut handle = null_mut();
-        // SAFETY: room for the handle.
-        let status = unsafe { (self.functions.aoti_torch_new_uninitialized_tensor)(&mut handle) };
-        (status == 0).then_some(handle)
-    }
-
     /// Returns true outside of `torch.no_grad()`.
     #[cfg(feature = "python")]
     pub fn grad_mode_is_enabled(&self) -> bool {
         // SAFETY: it takes nothing.
         unsafe { (self.functions.aoti_torch_grad_mode_is_enabled)() }
-    }
-
-    /// Makes a tensor of memory that somebody else owns.
-    ///
-    /// # Safety
-    /// The memory holds all elements, and outlives the handle.
-    pub unsafe fn view_of(&self, memory: &Properties<'_>) -> Option<Handle> {
-        let mut handle = null_mut();
-        let Properties { data, sizes, strides, dtype, device_type, device_index } = *memory;
-        // SAFETY: as many strides as sizes, room for the handle, and the contract above.
-        let status = unsafe {
-            (self.functions.aoti_torch_create_tensor_from_blob)(
-                data.cast(),
-                sizes.len() as i64,
-                sizes.as_ptr(),
-                strides.as_ptr(),
-                0,
-                dtype,
-                device_type,
-                device_index,
-                &mut handle,
-            )
-        };
-        (status == 0).then_some(handle)
-    }
-
-    /// Copies a tensor's elements; false if torch refuses.
-    ///
-    /// # Safety
-    /// Both are live tensors.
-    pub unsafe fn copy(&self, to: Handle, from: Handle) -> bool {
-        // SAFETY: the contract above.
-        unsafe { (self.functions.aoti_torch_copy_)(to, from, 0) == 0 }
-    }
-
-    /// Gives a tensor back.
-    ///
-    /// # Safety
-    /// The caller owns the handle, and does not use it again.
-    pub unsafe fn delete_tensor(&self, handle: Handle) {
-        // SAFETY: the contract above.
-        unsafe { (self.functions.aoti_torch_delete_tensor_object)(handle) };
     }
 
     /// Returns the number of threads that torch's operators use.

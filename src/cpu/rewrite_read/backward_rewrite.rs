@@ -125,10 +125,10 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
                 continue;
             }
             let (their, their_g) = (self.one(other), &all_g[other * self.m..][..self.m]);
-            let (shared, scale) = if other > index {
-                (one.target_along(their_g), one.of.scale * their.of.erasure)
+            let ([shared, _], scale) = if other > index {
+                (one.target_and_readout_along(their_g), one.of.scale * their.of.erasure)
             } else {
-                (their.target_along(g), one.of.erasure * their.of.scale)
+                (their.target_and_readout_along(g), one.of.erasure * their.of.scale)
             };
             add_scaled(dk, A::default() - scale * shared, self.direction(other));
         }

@@ -12,3 +12,9 @@ mod weights;
 
 pub use backward::backward;
 pub use forward::forward;
+
+/// The slot of a token in a ring of K rows.
+#[inline(always)]
+fn slot(taps: usize, token: usize) -> usize {
+    if taps == 1 { 0 } else { token % taps }
+}

@@ -63,13 +63,6 @@ impl<A: Accum> OneRewrite<'_, A> {
         }
     }
 
-    /// t·g
-    #[inline(always)]
-    pub(super) fn target_along(&self, g: &[A]) -> A {
-        let parts = g.iter().zip(self.value).zip(self.readout);
-        parts.fold(A::default(), |sum, ((g, value), readout)| sum + *g * self.of.target(*value, *readout))
-    }
-
     /// t·g and p·g
     #[inline(always)]
     pub(super) fn target_and_readout_along(&self, g: &[A]) -> [A; 2] {

@@ -4,10 +4,11 @@ pub mod arguments;
 mod expand;
 mod rewrite_read;
 
+pub use crate::problem::ParameterSums;
 pub use expand::Expand;
 #[cfg(test)]
 pub use rewrite_read::Types;
-pub use rewrite_read::{Compress, Kernel, ParameterSums, Parts, RewriteRead};
+pub use rewrite_read::{Compress, Kernel, Parts, RewriteRead};
 
 /// A kernel and all properties of a call that it is compiled for. The number of tokens, pointers and ε are
 /// arguments. Threads, memory and registers follow from this and the device, in [`crate::cuda::plan`].

@@ -73,7 +73,6 @@ record! {
     }
 }
 
-#[cfg(feature = "torch")]
 impl<T> Write<T> {
     pub(crate) fn tensors(&self) -> [&T; 3] {
         [&self.direction, &self.value, &self.gate]
@@ -185,5 +184,27 @@ record! {
         ;
         /// `state` holds the incoming ∂L/∂X', each row is overwritten after its use, and `grad_new_state` is `None`.
         pub(crate) in_place: bool,
+    }
+}
+
+record! {
+    /// Results of a step of an expansion.
+    #[derive(Clone, Debug)]
+    Expanded<T, S -> R> {
+        /// X (…, d, m)
+        pub state: T,
+        /// x of the last K − 1 tokens (…, K − 1, d); absent for a repetition
+        pub new_before: S,
+    }
+}
+
+record! {
+    /// Gradients of an expansion's inputs.
+    #[derive(Clone, Debug)]
+    ExpandGradients<T, S -> R> {
+        /// (…, d)
+        pub x: T,
+        /// (d, m, K); absent for a repetition
+        pub weight: S,
     }
 }

@@ -57,6 +57,20 @@ pub trait Allocate {
         Ok(both.map_or([None, None], |both| parts_of(&both, parts)))
     }
 
+    /// Allocates the gradient of an input, if there is one and its bit of `wanted` is set.
+    fn gradient(
+        &mut self,
+        name: &'static str,
+        input: &Option<Tensor>,
+        wanted: i64,
+        bit: usize,
+    ) -> Result<Option<Tensor>> {
+        match input {
+            Some(input) if wanted >> bit & 1 == 1 => self.output_like(name, input).map(Some),
+            _ => self.absent_output(),
+        }
+    }
+
     /// Allocates the next output like `tensor`.
     fn output_like(&mut self, name: &'static str, tensor: &Tensor) -> Result<Tensor> {
         self.output(name, &tensor.shape, tensor.dtype, tensor)
@@ -138,10 +152,7 @@ impl Gradients {
         let Some(read) = &problem.read else { return Ok(gradients) };
         let mut next = |name, parameter: &Option<Tensor>| {
             bit += 1;
-            match parameter {
-                Some(parameter) if wanted >> bit & 1 == 1 => allocate.output_like(name, parameter).map(Some),
-                _ => allocate.absent_output(),
-            }
+            allocate.gradient(name, parameter, wanted, bit)
         };
         gradients.compress = next("grad_compress", &read.compress)?;
         gradients.norm_weight = next("grad_norm_weight", &read.norm_weight)?;

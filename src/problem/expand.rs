@@ -95,7 +95,6 @@ impl Expand {
     }
 
     /// Fails unless this is a gradient of the state.
-    #[cfg(feature = "torch")]
     pub fn check_gradient(&self, grad_state: &Tensor) -> Result<()> {
         grad_state.expect_shape(&self.state_shape())?;
         grad_state.expect_beside(&self.x)?;

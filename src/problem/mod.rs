@@ -18,7 +18,9 @@ pub use allocate::{joined_len, parts_of};
 pub use delta_rule::{DeltaRule, Given, OverTime, SavedOverTime};
 pub use expand::Expand;
 pub use limits::MOST_REWRITES;
-pub use records::{Erase, Gradients, Incoming, Link, Outputs, ParameterSums, Read, Saved, Write};
+pub use records::{
+    Erase, ExpandGradients, Expanded, Gradients, Incoming, Link, Outputs, ParameterSums, Read, Saved, Write,
+};
 pub use rewrite_read::RewriteRead;
 pub use rewrites::stats_before;
 pub use sizes::Sizes;

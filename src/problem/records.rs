@@ -12,6 +12,8 @@ pub type Outputs = records::Outputs<Option<Tensor>>;
 pub type Saved = Outputs;
 pub type Incoming = records::Incoming<Option<Tensor>>;
 pub type Gradients = records::Gradients<Option<Tensor>>;
+pub type Expanded = records::Expanded<Tensor, Option<Tensor>>;
+pub type ExpandGradients = records::ExpandGradients<Tensor, Option<Tensor>>;
 
 /// The parameters whose gradients a backward sums; biases cost nothing, and are always summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -7,9 +7,9 @@ use pyo3::types::PyDict;
 use super::arguments::{Arguments, view};
 use super::registration::operator_named;
 use crate::error::{Error, Result};
+use crate::execute::{Caller, Target};
 use crate::problem::Allocate;
 use crate::tensor::{Dtype, Tensor};
-use crate::torch::run::{Caller, Target};
 
 /// Returns the outputs of an operator that are there. An argument that is left out is None, 0 or false. `threads`: to use
 /// at most; None for one per processor.
@@ -57,7 +57,7 @@ impl Allocate for NumPy {
 }
 
 impl Caller for NumPy {
-    fn target<'a>(&self, _: &'a Tensor) -> Result<Target<'a>> {
+    fn target(&self, _: &Tensor) -> Result<Target> {
         Ok(Target::Cpu { threads: self.threads })
     }
 }

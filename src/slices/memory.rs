@@ -4,18 +4,25 @@ use std::any::Any;
 use std::collections::VecDeque;
 
 use crate::error::{Error, Result};
+use crate::execute::{Caller, Target};
 use crate::problem::Allocate;
 use crate::records::Map;
 use crate::tensor::{Device, Dtype, Element, Tensor, of_dtype};
 
-/// The vectors of a call's outputs, in the order in which they were allocated.
-#[derive(Default)]
-pub(super) struct Memory(VecDeque<Box<dyn Any>>);
+/// A call, and the vectors of its outputs in the order in which they were allocated.
+pub(super) struct Memory {
+    outputs: VecDeque<Box<dyn Any>>,
+    threads: usize,
+}
 
 impl Memory {
+    pub fn new(threads: usize) -> Memory {
+        Memory { outputs: VecDeque::new(), threads }
+    }
+
     /// Takes the next output.
-    pub fn take<T: Element>(&mut self) -> Vec<T> {
-        let vector = self.0.pop_front().expect("outputs are taken once");
+    fn take<T: Element>(&mut self) -> Vec<T> {
+        let vector = self.outputs.pop_front().expect("outputs are taken once");
         *vector.downcast().expect("outputs are taken in the order in which they were allocated")
     }
 
@@ -30,7 +37,7 @@ impl Memory {
         // the call.
         let tensor =
             unsafe { Tensor::new(name, shape.to_vec(), T::DTYPE, Device::Cpu, elements.as_mut_ptr().cast()) };
-        self.0.push_back(Box::new(elements));
+        self.outputs.push_back(Box::new(elements));
         Ok(tensor)
     }
 }
@@ -42,6 +49,18 @@ impl Allocate for Memory {
 
     fn absent_output(&mut self) -> Result<Option<Tensor>> {
         Ok(None)
+    }
+}
+
+impl Caller for Memory {
+    fn target(&self, _: &Tensor) -> Result<Target> {
+        Ok(Target::Cpu { threads: self.threads })
+    }
+}
+
+impl<T: Element> Map<Tensor, Vec<T>> for Memory {
+    fn map(&mut self, _: &'static str, _: &Tensor) -> Result<Vec<T>> {
+        Ok(self.take())
     }
 }
 

@@ -6,7 +6,7 @@ use crate::cpu::state::Stored as Number;
 use crate::error::Result;
 use crate::records::Map;
 use crate::tensor::{Element, Tensor};
-use crate::{cpu, problem, records};
+use crate::{execute, problem, records};
 
 pub type Write<'a, T> = records::Write<Array<'a, T>, Array<'a, <T as Number>::Accum>>;
 pub type Link<'a, T> = records::Link<Array<'a, T>, Array<'a, <T as Number>::Accum>>;
@@ -77,20 +77,13 @@ impl<'a, T: Number> RewriteRead<'a, T> {
         let problem = self.problem()?.with_chain(chain)?;
         let mut views = OutputViews(&problem);
         let (saved, incoming) = (forward.try_map(&mut views)?, incoming.try_map(&mut views)?);
-        problem.check_saved(&saved)?;
-        problem.check_incoming(&incoming)?;
-        let mut memory = Memory::default();
-        let all = problem::Gradients::ALL;
-        let mut gradients = problem::Gradients::new(&problem, all, None, &mut memory)?;
-        cpu::rewrite_read::backward::<T>(&problem, &saved, &incoming, &mut gradients, self.threads)?;
-        gradients.try_map(&mut memory)
+        let (all, mut memory) = (problem::Gradients::ALL, Memory::new(self.threads));
+        execute::backward(&problem, &incoming, &saved, all, None, &mut memory)?.try_map(&mut memory)
     }
 
     fn run(&self, problem: &problem::RewriteRead) -> Result<Forward<T>> {
-        let mut memory = Memory::default();
-        let mut outputs = problem::Outputs::new(problem, None, &mut memory)?;
-        cpu::rewrite_read::forward::<T>(problem, &mut outputs, self.threads)?;
-        outputs.try_map(&mut memory)
+        let mut memory = Memory::new(self.threads);
+        execute::forward(problem, None, &mut memory)?.try_map(&mut memory)
     }
 
     fn problem(&self) -> Result<problem::RewriteRead> {

@@ -65,16 +65,22 @@ pub(super) struct Results(std::vec::IntoIter<Owned>);
 
 impl Results {
     /// Takes the next output that is there.
-    pub fn next(&mut self) -> Option<Tensor> {
-        let owned = self.0.find(|owned| !owned.is_absent())?;
+    fn next(&mut self) -> Tensor {
+        let owned = self.0.find(|owned| !owned.is_absent()).expect("every output was allocated");
         // SAFETY: the handle is owned, and is tch's from here on.
-        Some(unsafe { Tensor::from_ptr(owned.into_handle().cast()) })
+        unsafe { Tensor::from_ptr(owned.into_handle().cast()) }
     }
 }
 
 impl Map<Option<tensor::Tensor>, Option<Tensor>> for Results {
     fn map(&mut self, _: &'static str, output: &Option<tensor::Tensor>) -> Result<Option<Tensor>> {
-        Ok(output.as_ref().map(|_| self.next().expect("every output was allocated")))
+        Ok(output.as_ref().map(|_| self.next()))
+    }
+}
+
+impl Map<tensor::Tensor, Tensor> for Results {
+    fn map(&mut self, _: &'static str, _: &tensor::Tensor) -> Result<Tensor> {
+        Ok(self.next())
     }
 }
 

@@ -4,9 +4,9 @@ use tch::{Kind, Tensor};
 
 use super::call::{Views, call};
 use crate::error::{Error, Result};
+use crate::execute::{backward, forward};
 use crate::records::Map;
 use crate::tensor::Dtype;
-use crate::torch::execute::{backward, forward};
 use crate::{problem, records};
 
 pub type Write<'a> = records::Write<&'a Tensor>;

@@ -237,7 +237,6 @@ impl Tensor {
     }
 
     /// Fails if the tensor shares memory with `other`.
-    #[cfg(feature = "torch")]
     pub fn expect_disjoint(&self, other: &Tensor) -> Result<()> {
         let end = |tensor: &Tensor| tensor.address() + (tensor.len() * tensor.dtype.size()) as u64;
         if self.address() >= end(other) || other.address() >= end(self) {

@@ -7,11 +7,12 @@ use std::sync::OnceLock;
 
 use super::dispatcher::{Kernel, Word, dispatcher, find};
 use super::operators;
-use super::run::{Caller, Run};
+use super::run::Run;
 use super::shims::shims;
 use super::source::Source;
 use super::stack::{Declared, Stack};
 use crate::error::{Error, Result};
+use crate::execute::Caller;
 
 /// Takes an operator's arguments and runs it.
 pub type Operator = fn(&mut dyn Source, &mut dyn Caller) -> Result<()>;

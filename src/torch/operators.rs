@@ -5,10 +5,9 @@
 //! A forward that `saves` returns what its backward needs. One that does not is a step of a sequence in pieces: it
 //! takes what earlier tokens left, and returns what these leave for the next.
 
-use super::execute;
-use super::run::Caller;
 use super::source::Source;
 use crate::error::{Error, Result};
+use crate::execute::{self, Caller};
 use crate::problem::{
     DeltaRule, Erase, Expand, Given, Incoming, Link, Read, RewriteRead, Saved, SavedOverTime, Write,
     joined_len, parts_of,
@@ -148,13 +147,14 @@ pub fn expand(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
         return Err(Error::Argument("`before` must be None in a call that saves, got a tensor".into()));
     }
     if saves || (before.is_none() && problem.leaves_nothing()) {
-        return execute::expand(&problem, false, run);
+        return execute::expand(&problem, false, run).map(drop);
     }
-    execute::expand(&problem.with_before(before)?, true, run)
+    execute::expand(&problem.with_before(before)?, true, run).map(drop)
 }
 
 pub fn expand_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    execute::expand_backward(&expansion(from)?, &from.tensor("grad_state")?, from.number("wanted")?, run)
+    let (problem, grad_state) = (expansion(from)?, from.tensor("grad_state")?);
+    execute::expand_backward(&problem, &grad_state, from.number("wanted")?, run).map(drop)
 }
 
 fn expansion(from: &mut dyn Source) -> Result<Expand> {

@@ -8,25 +8,9 @@ use super::shims::shims;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, Call, Memory};
 use crate::error::{Error, Result};
+use crate::execute::{self, Caller, Target};
 use crate::problem::Allocate;
 use crate::tensor::{Device, Dtype, Tensor};
-
-/// The caller of an operator, which allocates its outputs and says where it runs.
-pub trait Caller: Allocate {
-    /// Returns where the operator runs: where `tensor` is.
-    fn target<'a>(&self, tensor: &'a Tensor) -> Result<Target<'a>>;
-
-    /// Returns the threads of an operator that runs on CPUs alone; fails if `tensor` is elsewhere.
-    fn threads(&self, tensor: &Tensor) -> Result<usize> {
-        match self.target(tensor)? {
-            Target::Cpu { threads } => Ok(threads),
-            Target::Gpu(_) => {
-                let (expected, got) = (Device::Cpu.to_string(), tensor.device.to_string());
-                Err(Error::Device { name: tensor.name, expected, got })
-            }
-        }
-    }
-}
 
 /// What is done with a call from torch.
 #[derive(Default)]
@@ -81,43 +65,39 @@ impl Run {
 
 impl Caller for Run {
     /// A listing is made by its own device.
-    fn target<'a>(&self, tensor: &'a Tensor) -> Result<Target<'a>> {
+    fn target(&self, tensor: &Tensor) -> Result<Target> {
         let (device, stream, tensors_on) = match &self.purpose {
             #[cfg(feature = "python")]
             Purpose::Check => return Err(Error::Checked),
             #[cfg(feature = "python")]
             Purpose::List(device) => (device.clone(), 0, None),
             Purpose::Run => match device_of(tensor)? {
-                Some((device, stream)) => (device, stream, Some(&tensor.device)),
+                Some((device, stream)) => (device, stream, Some(tensor.device.clone())),
                 None => return Ok(Target::Cpu { threads: shims().threads() }),
             },
         };
-        Ok(Target::Gpu(Gpu { device, stream, tensors_on, held: RefCell::default() }))
+        Ok(Target::Gpu(Box::new(Gpu { device, stream, tensors_on, held: RefCell::default() })))
     }
-}
-
-/// Where an operator runs.
-pub enum Target<'a> {
-    Cpu { threads: usize },
-    Gpu(Gpu<'a>),
 }
 
 /// A GPU, its stream, and memory from torch, held until the kernels are launched: the stream orders later uses after them.
-pub struct Gpu<'a> {
+struct Gpu {
     device: Arc<dyn Backend>,
     stream: u64,
     /// None if the kernels are only listed
-    tensors_on: Option<&'a Device>,
+    tensors_on: Option<Device>,
     held: RefCell<Vec<Owned>>,
 }
 
-impl Gpu<'_> {
-    pub fn call(&self) -> Call<'_> {
+impl execute::Gpu for Gpu {
+    fn call(&self) -> Call<'_> {
         Call { device: &*self.device, stream: self.stream, memory: self }
     }
+}
 
+impl Gpu {
     fn hold(&self, make: impl FnOnce(&Device) -> Result<Owned>) -> Result<u64> {
-        let Some(device) = self.tensors_on else { return Ok(0) };
+        let Some(device) = &self.tensors_on else { return Ok(0) };
         let owned = make(device)?;
         let address = owned.address();
         self.held.borrow_mut().push(owned);
@@ -125,7 +105,7 @@ impl Gpu<'_> {
     }
 }
 
-impl Memory for Gpu<'_> {
+impl Memory for Gpu {
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.hold(|device| Owned::bytes(bytes, device))
     }

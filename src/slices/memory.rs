@@ -20,12 +20,6 @@ impl Memory {
         Memory { outputs: VecDeque::new(), threads }
     }
 
-    /// Takes the next output.
-    fn take<T: Element>(&mut self) -> Vec<T> {
-        let vector = self.outputs.pop_front().expect("outputs are taken once");
-        *vector.downcast().expect("outputs are taken in the order in which they were allocated")
-    }
-
     fn add<T: Element>(&mut self, name: &'static str, shape: &[usize]) -> Result<Tensor> {
         let len = shape.iter().fold(1usize, |product, &size| product.saturating_mul(size));
         let mut elements: Vec<T> = Vec::new();
@@ -58,15 +52,17 @@ impl Caller for Memory {
     }
 }
 
+/// Takes the next output.
 impl<T: Element> Map<Tensor, Vec<T>> for Memory {
     fn map(&mut self, _: &'static str, _: &Tensor) -> Result<Vec<T>> {
-        Ok(self.take())
+        let vector = self.outputs.pop_front().expect("outputs are taken once");
+        Ok(*vector.downcast().expect("outputs are taken in the order in which they were allocated"))
     }
 }
 
 /// Takes the outputs that are there; the others are empty.
 impl<T: Element> Map<Option<Tensor>, Vec<T>> for Memory {
-    fn map(&mut self, _: &'static str, output: &Option<Tensor>) -> Result<Vec<T>> {
-        Ok(if output.is_some() { self.take() } else { Vec::new() })
+    fn map(&mut self, name: &'static str, output: &Option<Tensor>) -> Result<Vec<T>> {
+        output.as_ref().map_or(Ok(Vec::new()), |output| self.map(name, output))
     }
 }

@@ -63,24 +63,18 @@ pub(super) fn call<R>(work: impl FnOnce(&mut Views, &mut Run) -> Result<R>) -> R
 /// The outputs of a call, in the order of the operator's schema.
 pub(super) struct Results(std::vec::IntoIter<Owned>);
 
-impl Results {
-    /// Takes the next output that is there.
-    fn next(&mut self) -> Tensor {
-        let owned = self.0.find(|owned| !owned.is_absent()).expect("every output was allocated");
-        // SAFETY: the handle is owned, and is tch's from here on.
-        unsafe { Tensor::from_ptr(owned.into_handle().cast()) }
-    }
-}
-
 impl Map<Option<tensor::Tensor>, Option<Tensor>> for Results {
-    fn map(&mut self, _: &'static str, output: &Option<tensor::Tensor>) -> Result<Option<Tensor>> {
-        Ok(output.as_ref().map(|_| self.next()))
+    fn map(&mut self, name: &'static str, output: &Option<tensor::Tensor>) -> Result<Option<Tensor>> {
+        output.as_ref().map(|output| self.map(name, output)).transpose()
     }
 }
 
+/// Takes the next output that is there.
 impl Map<tensor::Tensor, Tensor> for Results {
     fn map(&mut self, _: &'static str, _: &tensor::Tensor) -> Result<Tensor> {
-        Ok(self.next())
+        let owned = self.0.find(|owned| !owned.is_absent()).expect("every output was allocated");
+        // SAFETY: the handle is owned, and is tch's from here on.
+        Ok(unsafe { Tensor::from_ptr(owned.into_handle().cast()) })
     }
 }
 

@@ -8,7 +8,6 @@ use std::sync::OnceLock;
 use super::dispatcher::{Kernel, Word, dispatcher, find};
 use super::operators;
 use super::run::Run;
-use super::shims::shims;
 use super::source::Source;
 use super::stack::{Declared, Stack};
 use crate::error::{Error, Result};
@@ -121,7 +120,7 @@ unsafe fn call(
             (SCHEMAS[at].get().expect("torch calls what is registered"), Run::dispatched());
         // SAFETY: the contract above.
         let mut source = unsafe { Stack::take(&words[..arguments], schema) }?;
-        if outside_autograd && shims().grad_mode_is_enabled() {
+        if outside_autograd && dispatcher().grad_mode_is_enabled() {
             return Err(records_no_gradients(name));
         }
         operator(&mut source, &mut this)?;

@@ -58,11 +58,6 @@ impl Owned {
         Owned::made(|f, to| unsafe { (f.aoti_torch_new_uninitialized_tensor)(to) }).ok_or_else(refused)
     }
 
-    /// Allocates so many bytes, aligned to 16 at least.
-    pub fn bytes(count: usize, device: &Device) -> Result<Owned> {
-        Owned::empty(&[count], BYTE, device)
-    }
-
     /// Returns the address of the first element.
     pub fn address(&self) -> u64 {
         self.properties().expect("torch allocated it").data as u64

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::memory::{Owned, last_axis_first, number_of};
+use super::memory::{BYTE, Owned, last_axis_first, number_of};
 use super::shims::shims;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, Call, Memory};
@@ -107,7 +107,7 @@ impl Gpu {
 
 impl Memory for Gpu {
     fn allocate(&self, bytes: usize) -> Result<u64> {
-        self.hold(|device| Owned::bytes(bytes, device))
+        self.hold(|device| Owned::empty(&[bytes], BYTE, device)) // torch aligns to 16 at least
     }
 
     fn last_axis_first(&self, weight: &Tensor) -> Result<u64> {

@@ -15,10 +15,8 @@
 use std::ops::Range;
 
 use super::backward_read::{ReadBackward, ReadScratch};
-use super::backward_rewrite::TokenRewrites;
-use super::one_rewrite::OneRewrite;
-use super::slot;
-use super::weights::{Sums, Weights, zero_parameters};
+use super::backward_rewrite::{OneRewrite, TokenRewrites};
+use super::weights::{Sums, Weights, slot, zero_parameters};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
 use crate::cpu::partition::{Documents, partition, split, useful_threads};

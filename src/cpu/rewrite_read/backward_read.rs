@@ -11,8 +11,7 @@
 
 use fearless_simd::prelude::*;
 
-use super::slot;
-use super::weights::{Sums, Weights};
+use super::weights::{Sums, Weights, slot};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::features::view;

@@ -10,9 +10,8 @@ use std::ops::Range;
 
 use fearless_simd::prelude::*;
 
-use super::one_rewrite::Coefficients;
-use super::slot;
-use super::weights::Weights;
+use super::coefficients::Coefficients;
+use super::weights::{Weights, slot};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
 use crate::cpu::partition::{Documents, forward_partition, split, useful_threads};

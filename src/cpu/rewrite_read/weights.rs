@@ -198,3 +198,9 @@ pub fn zero_parameters<A: Accum>(gradients: &mut Gradients) -> Result<()> {
     }
     Ok(())
 }
+
+/// The slot of a token in a ring of K rows.
+#[inline(always)]
+pub fn slot(taps: usize, token: usize) -> usize {
+    if taps == 1 { 0 } else { token % taps }
+}

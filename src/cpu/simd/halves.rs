@@ -52,27 +52,6 @@ pub trait Halves: Simd {
         self.store_f16(values, bits);
         self.load_f16(bits)
     }
-
-    #[inline(always)]
-    fn load_bf16(self, from: &[u16]) -> Self::f32s {
-        Self::f32s::from_bits(self.widen(from) << 16)
-    }
-
-    /// Stores numbers that are rounded.
-    #[inline(always)]
-    fn store_bf16(self, values: Self::f32s, to: &mut [u16]) {
-        self.narrow(values.to_bits() >> 16, to);
-    }
-
-    /// Rounds to the nearest even; NaN stays NaN.
-    #[inline(always)]
-    fn round_bf16(self, values: Self::f32s) -> Self::f32s {
-        let bits = values.to_bits();
-        let rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
-        let quiet = (bits | 0x0040_0000) & 0xffff_0000;
-        let number = values.simd_eq(values);
-        number.select(Self::f32s::from_bits(rounded), Self::f32s::from_bits(quiet))
-    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -192,15 +171,20 @@ impl Narrow for f32 {
 impl Narrow for bf16 {
     #[inline(always)]
     fn load<S: Halves>(simd: S, from: &[bf16]) -> S::f32s {
-        simd.load_bf16(from.reinterpret_cast())
+        S::f32s::from_bits(simd.widen(from.reinterpret_cast()) << 16)
     }
+    /// To the nearest even; NaN stays NaN.
     #[inline(always)]
-    fn round<S: Halves>(simd: S, values: S::f32s) -> S::f32s {
-        simd.round_bf16(values)
+    fn round<S: Halves>(_: S, values: S::f32s) -> S::f32s {
+        let bits = values.to_bits();
+        let rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
+        let quiet = (bits | 0x0040_0000) & 0xffff_0000;
+        let number = values.simd_eq(values);
+        number.select(S::f32s::from_bits(rounded), S::f32s::from_bits(quiet))
     }
     #[inline(always)]
     fn store<S: Halves>(simd: S, values: S::f32s, to: &mut [bf16]) {
-        simd.store_bf16(values, to.reinterpret_cast_mut());
+        simd.narrow(values.to_bits() >> 16, to.reinterpret_cast_mut());
     }
 }
 

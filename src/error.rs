@@ -92,30 +92,3 @@ fn memory_text(bytes: usize) -> String {
         mib => format!("{:.1} GiB", mib as f64 / 1024.0),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shapes_read_like_python() {
-        assert_eq!(shape_text(&[]), "()");
-        assert_eq!(shape_text(&[4]), "(4,)");
-        assert_eq!(shape_text(&[8, 1024, 768]), "(8, 1024, 768)");
-    }
-
-    #[test]
-    fn memory_reads_in_its_unit() {
-        assert_eq!([1, 640 << 20, 3 << 29].map(memory_text), ["1 MiB", "640 MiB", "1.5 GiB"]);
-    }
-
-    #[test]
-    fn a_refusal_is_one_sentence() {
-        let error = Error::Shape {
-            name: "direction",
-            expected: shape_text(&[8, 1024, 768]),
-            got: shape_text(&[8, 1024, 512]),
-        };
-        assert_eq!(error.to_string(), "`direction` must have shape (8, 1024, 768), got (8, 1024, 512)");
-    }
-}

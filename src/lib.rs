@@ -6,7 +6,7 @@
 //!
 //! Each module may use those before it: [`error`], `environment`, `library`, [`records`], `tensor` (a view of somebody's memory and
 //! the one SAFETY contract), `problem` (each operator's inputs and outputs, checked once), `cpu` and `cuda` (which
-//! never import each other), [`slices`], `torch` (the operators as its dispatcher calls them), and `python` and `tch`.
+//! never import each other), `execute` (a checked problem on either), [`slices`], `torch` (the operators as its dispatcher calls them), and `python` and `tch`.
 
 mod cpu;
 #[cfg(feature = "torch")]
@@ -15,6 +15,7 @@ mod cuda;
 mod delta_rule;
 mod environment;
 pub mod error;
+mod execute;
 #[cfg(feature = "torch")]
 mod library;
 mod problem;

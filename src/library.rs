@@ -66,7 +66,7 @@ macro_rules! functions {
     ($(#[$about:meta])* $table:ident { $(fn $name:ident($($argument:ty),* $(,)?) $(-> $result:ty)?;)* }) => {
         $(#[$about])*
         #[allow(non_snake_case)]
-        struct $table { $($name: unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?,)* }
+        pub struct $table { $(pub $name: unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?,)* }
 
         impl $table {
             fn load(library: &$crate::library::Library) -> std::result::Result<$table, String> {
@@ -83,30 +83,3 @@ macro_rules! functions {
     };
 }
 pub(crate) use functions;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn libc_itself() -> Library {
-        Library::open(if cfg!(target_os = "macos") { "libSystem.dylib" } else { "libc.so.6" }).unwrap()
-    }
-
-    #[test]
-    fn functions_are_found_by_name() {
-        let labs = libc_itself().symbol("labs").unwrap();
-        assert!(file_of(labs as *const c_void).is_some());
-        // SAFETY: the C library's own declaration.
-        let labs = unsafe { std::mem::transmute::<Symbol, unsafe extern "C" fn(i64) -> i64>(labs) };
-        // SAFETY: as above.
-        assert_eq!(unsafe { labs(-7) }, 7);
-    }
-
-    #[test]
-    fn a_missing_function_or_library_is_named() {
-        let error = libc_itself().symbol("no_such_function").err().unwrap();
-        assert!(error.ends_with("has no `no_such_function`"), "{error}");
-        assert!(Library::open("libno_such_library.so").err().unwrap().contains("libno_such_library.so"));
-        assert!(Library::already_open("libno_such_library.so").is_none());
-    }
-}

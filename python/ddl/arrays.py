@@ -168,7 +168,8 @@ def _call(operator: str, given: dict[str, Any], **others: Any) -> dict[str, Any]
     try:
         return _native.on_arrays(operator, arguments, threads)
     except TypeError as error:
-        raise TypeError(str(error).replace("torch.", "")) from None
+        sentence = str(error).replace("torch.Tensor", "numpy.ndarray").replace("torch.", "")
+        raise TypeError(sentence) from None
 
 
 def _vjp(operator: Callable[..., Any], arguments: Any, named: Any, *results: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl import _native
+from ddl.ops.declarations import OPERATORS
 from ddl.ops.private import fake_tensor_tools, uncompiled
 from ddl.ops.refusals import described
 
@@ -97,12 +98,13 @@ def _list_kernels(
 ) -> None:
     """Run the forward on fake tensors and, if an output requires grad, the backward."""
     fake_mode, dispatch_mode, pytree = fake_tensor_tools()
+    declared = {operator.name: operator for operator in OPERATORS}
 
     def list_and_run(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func.name().partition("::")
         if namespace == "ddl":
             operator = name.partition(".")[0]  # without the overload
-            kernels.add(operator, described(args, _alignment))
+            kernels.add(operator, described(declared[operator], args, _alignment))
         return func(*args, **(kwargs or {}))
 
     listing = type("Listing", (dispatch_mode,), {"__torch_dispatch__": list_and_run})

@@ -10,7 +10,7 @@ use super::parallel;
 use super::partition::{Documents, partition, useful_threads};
 use super::simd::convert::Accum;
 use super::simd::dispatch::{WithSimd, dispatch};
-use super::simd::features::{load, store};
+use super::simd::features::{load, store, store_target, target};
 use super::simd::interleaved::Interleaved;
 use super::state::{Join, Mix, Stored, Terms};
 use super::whole::{store_all, taps_outermost, transpose, widen_or};
@@ -136,19 +136,11 @@ impl<T: Stored> WithSimd for Forward<'_, T> {
             for token in tokens.clone() {
                 let loaded = if token == tokens.start { 0..0 } else { 1..x.ring };
                 x.go_to(self.expand, documents, document.start, token, loaded);
-                let stored = self.state.row::<T>(token);
                 let (weight, dx) = (self.weight, &*x.x);
                 let (ring, slot, taps) = (x.ring, x.slot, x.count);
-                let fill = |to: &mut [T::Accum]| {
-                    arithmetic.join(&mut Join { weight, dx, ring, slot, taps, to, ..Join::none(d) });
-                };
-                match T::in_place(stored) {
-                    Some(to) => fill(to),
-                    None => {
-                        fill(&mut scratch);
-                        T::narrow_row(&scratch, stored);
-                    }
-                }
+                let to = target(&mut self.state, token, &mut scratch);
+                arithmetic.join(&mut Join { weight, dx, ring, slot, taps, to, ..Join::none(d) });
+                store_target(&mut self.state, token, &scratch);
             }
         }
         Ok(())

@@ -28,7 +28,7 @@ pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Res
     call.launch(&loaded, [blocks, loaded.plan.slices(&specialisation)], argument)
 }
 
-/// Runs the operator backward; its forward filled `saved_outputs`. `torch::execute` has checked both passes' tensors.
+/// Runs the operator backward; its forward filled `saved_outputs`. `execute` has checked both passes' tensors.
 pub fn backward(
     problem: &RewriteRead,
     saved_outputs: &Outputs,

@@ -43,23 +43,32 @@ pub trait Allocate {
     fn joined(
         &mut self,
         name: &'static str,
-        [first, second]: [Part; 2],
+        parts: [Part; 2],
         dtype: Dtype,
         beside: &Tensor,
     ) -> Result<[Option<Tensor>; 2]> {
         if !self.joins() {
             let mut next = |(name, shape): Part| self.optional_output(name, shape.as_deref(), dtype, beside);
+            let [first, second] = parts;
             return Ok([next(first)?, next(second)?]);
         }
-        if first.1.is_none() && second.1.is_none() {
-            self.absent_output()?;
-            return Ok([None, None]);
+        let shape = parts.iter().any(|(_, shape)| shape.is_some()).then(|| [joined_len(&parts)]);
+        let both = self.optional_output(name, shape.as_ref().map(|shape| &shape[..]), dtype, beside)?;
+        Ok(both.map_or([None, None], |both| parts_of(&both, parts)))
+    }
+
+    /// Allocates the gradient of an input, if there is one and its bit of `wanted` is set.
+    fn gradient(
+        &mut self,
+        name: &'static str,
+        input: &Option<Tensor>,
+        wanted: i64,
+        bit: usize,
+    ) -> Result<Option<Tensor>> {
+        match input {
+            Some(input) if wanted >> bit & 1 == 1 => self.output_like(name, input).map(Some),
+            _ => self.absent_output(),
         }
-        let len = |(_, shape): &Part| shape.as_ref().map_or(0, |shape| shape.iter().product());
-        let (begin, end): (usize, usize) = (len(&first), len(&second));
-        let both = self.output(name, &[begin + end], dtype, beside)?;
-        let part = |at, (name, shape): Part| shape.map(|shape| both.part(name, at, shape));
-        Ok([part(0, first), part(begin, second)])
     }
 
     /// Allocates the next output like `tensor`.
@@ -71,6 +80,21 @@ pub trait Allocate {
 /// The name and the shape of an output.
 pub type Part = (&'static str, Option<Vec<usize>>);
 
+/// Returns the numbers of all parts.
+pub fn joined_len(parts: &[Part]) -> usize {
+    parts.iter().flat_map(|(_, shape)| shape).map(|shape| shape.iter().product::<usize>()).sum()
+}
+
+/// Returns the parts of a tensor that has them one after the other.
+pub fn parts_of(joined: &Tensor, parts: [Part; 2]) -> [Option<Tensor>; 2] {
+    let mut first = 0;
+    parts.map(|(name, shape)| {
+        let part = joined.part(name, first, shape?);
+        first += part.len();
+        Some(part)
+    })
+}
+
 impl Outputs {
     /// Allocates the outputs of a forward, and what it saves for its backward; a cached step leaves something to the next
     /// instead.
@@ -79,27 +103,25 @@ impl Outputs {
         context_dtype: Option<Dtype>,
         allocate: &mut dyn Allocate,
     ) -> Result<Outputs> {
-        let (shapes, state, small) = (problem.output_shapes(), &problem.state, problem.gate_dtype());
-        let mut next = |name, shape: Option<Vec<usize>>, dtype| {
-            allocate.optional_output(name, shape.as_deref(), dtype, state)
-        };
+        let (state, small) = (&problem.state, problem.gate_dtype());
+        let mut next =
+            |name, dtype| allocate.optional_output(name, problem.output_shape(name).as_deref(), dtype, state);
         let mut outputs = Outputs::default();
         if problem.rewrite.is_some() {
-            outputs.new_state = next("new_state", shapes.new_state, state.dtype)?;
+            outputs.new_state = next("new_state", state.dtype)?;
         }
         if problem.read.is_some() {
-            outputs.context = next("context", shapes.context, problem.context_dtype(context_dtype)?)?;
-            outputs.new_value = next("new_value", shapes.new_value, small)?;
-            outputs.new_gate = next("new_gate", shapes.new_gate, small)?;
+            outputs.context = next("context", problem.context_dtype(context_dtype)?)?;
+            outputs.new_value = next("new_value", small)?;
+            outputs.new_gate = next("new_gate", small)?;
         }
-        [outputs.stats, outputs.rstd] =
-            allocate.joined("stats", [("stats", shapes.stats), ("rstd", shapes.rstd)], small, state)?;
+        [outputs.stats, outputs.rstd] = allocate.joined("stats", problem.statistics(), small, state)?;
+        let mut next =
+            |name, dtype| allocate.optional_output(name, problem.output_shape(name).as_deref(), dtype, state);
         if problem.read.is_some() {
             // x keeps the state's dtype: a narrower context would round or overflow it before the norm.
-            outputs.compressed =
-                allocate.optional_output("compressed", shapes.compressed.as_deref(), state.dtype, state)?;
-            outputs.new_pending =
-                allocate.optional_output("new_pending", shapes.new_pending.as_deref(), small, state)?;
+            outputs.compressed = next("compressed", state.dtype)?;
+            outputs.new_pending = next("new_pending", small)?;
         }
         Ok(outputs)
     }
@@ -130,10 +152,7 @@ impl Gradients {
         let Some(read) = &problem.read else { return Ok(gradients) };
         let mut next = |name, parameter: &Option<Tensor>| {
             bit += 1;
-            match parameter {
-                Some(parameter) if wanted >> bit & 1 == 1 => allocate.output_like(name, parameter).map(Some),
-                _ => allocate.absent_output(),
-            }
+            allocate.gradient(name, parameter, wanted, bit)
         };
         gradients.compress = next("grad_compress", &read.compress)?;
         gradients.norm_weight = next("grad_norm_weight", &read.norm_weight)?;

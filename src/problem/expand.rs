@@ -1,7 +1,7 @@
 //! `expand`: a hidden state becomes a residual stream of m value channels.
 
-use super::sizes::{Sizes, check_documents, expect_addressable, stored_beside};
-use crate::error::{Error, Result, shape_text};
+use super::sizes::{Sizes, check_documents, check_left, expect_addressable, stored_beside};
+use crate::error::{Error, Result};
 use crate::tensor::{Dtype, Tensor};
 
 /// Expansion of x (…, d) to a state (…, d, m), by repetition or by a causal depthwise convolution.
@@ -30,19 +30,14 @@ impl Expand {
             Some(_) => (2, "(…, time, hidden_size)"),
         };
         if rank < needed || x.shape[rank - 1] == 0 {
-            let got = shape_text(&x.shape);
-            return Err(Error::Shape { name: x.name, expected: expected.into(), got });
+            return Err(x.wrong_shape(expected));
         }
         expect_addressable("state", &[&x.shape[..], &[m]].concat())?;
         x.expect_dtype(&Dtype::NUMBERS)?;
         let d = x.shape[rank - 1];
         if let Some(weight) = &weight {
             if weight.shape.len() != 3 || weight.shape[2] == 0 {
-                return Err(Error::Shape {
-                    name: weight.name,
-                    expected: format!("({d}, {m}, K) with K ≥ 1"),
-                    got: shape_text(&weight.shape),
-                });
+                return Err(weight.wrong_shape(format!("({d}, {m}, K) with K ≥ 1")));
             }
             weight.expect_shape(&[d, m, weight.shape[2]])?;
             weight.expect_beside(&x)?;
@@ -66,20 +61,7 @@ impl Expand {
 
     /// Takes x of the tokens before these.
     pub fn with_before(mut self, before: Option<Tensor>) -> Result<Expand> {
-        let shape = self.before_shape();
-        if let Some(before) = &before {
-            let Some(shape) = &shape else {
-                let text = "`before` must be left out for an expansion within a token, got a tensor";
-                return Err(Error::Argument(text.into()));
-            };
-            before.expect_shape(shape)?;
-            before.expect_beside(&self.x)?;
-            before.expect_dtype(&[self.x.dtype])?;
-        }
-        if self.x.is_empty() && shape.is_some_and(|shape| !shape.contains(&0)) {
-            let got = shape_text(&self.x.shape);
-            return Err(Error::Shape { name: self.x.name, expected: "with at least one token".into(), got });
-        }
+        check_left(&before, self.before_shape(), self.x.dtype, &self.x, "an expansion")?;
         self.before = before;
         Ok(self)
     }
@@ -113,7 +95,6 @@ impl Expand {
     }
 
     /// Fails unless this is a gradient of the state.
-    #[cfg(feature = "torch")]
     pub fn check_gradient(&self, grad_state: &Tensor) -> Result<()> {
         grad_state.expect_shape(&self.state_shape())?;
         grad_state.expect_beside(&self.x)?;

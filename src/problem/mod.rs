@@ -13,11 +13,14 @@ mod sizes;
 
 pub use allocate::Allocate;
 #[cfg(feature = "python")]
+pub use allocate::{joined_len, parts_of};
+#[cfg(feature = "python")]
 pub use delta_rule::{DeltaRule, Given, OverTime, SavedOverTime};
 pub use expand::Expand;
 pub use limits::MOST_REWRITES;
-pub use outputs::without_output;
-pub use records::{Erase, Gradients, Incoming, Link, Outputs, Read, Saved, Write};
+pub use records::{
+    Erase, ExpandGradients, Expanded, Gradients, Incoming, Link, Outputs, ParameterSums, Read, Saved, Write,
+};
 pub use rewrite_read::RewriteRead;
 pub use rewrites::stats_before;
 pub use sizes::Sizes;

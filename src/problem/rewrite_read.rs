@@ -3,8 +3,8 @@
 use super::limits::{LEAST_EPS_K, LEAST_NORM_EPS};
 use super::records::{Link, Read, Write};
 use super::rewrites::Rewrites;
-use super::sizes::{Sizes, at_least, check_documents, positive, state_sizes, stored_beside};
-use crate::error::{Error, Result, shape_text};
+use super::sizes::{Sizes, at_least, check_documents, check_left, positive, state_sizes, stored_beside};
+use crate::error::{Error, Result};
 use crate::tensor::{Dtype, Tensor};
 
 impl Read {
@@ -116,20 +116,7 @@ impl RewriteRead {
 
     /// Makes it a cached step, with what earlier tokens left for the read of these.
     pub fn with_pending(mut self, pending: Option<Tensor>) -> Result<RewriteRead> {
-        if let Some(pending) = &pending {
-            let Some(shape) = self.pending_shape() else {
-                let text = "`pending` must be left out for a read within a token, got a tensor";
-                return Err(Error::Argument(text.into()));
-            };
-            pending.expect_shape(&shape)?;
-            pending.expect_beside(&self.state)?;
-            pending.expect_dtype(&[self.gate_dtype()])?;
-        }
-        if self.state.is_empty() && self.pending_shape().is_some_and(|shape| !shape.contains(&0)) {
-            let got = shape_text(&self.state.shape);
-            let expected = "with at least one token".into();
-            return Err(Error::Shape { name: self.state.name, expected, got });
-        }
+        check_left(&pending, self.pending_shape(), self.gate_dtype(), &self.state, "a read")?;
         (self.pending, self.cached) = (pending, true);
         Ok(self)
     }

@@ -43,31 +43,3 @@ impl Rewrites {
 pub fn stats_before(index: usize, m: usize) -> usize {
     index * (1 + m) + index * index.saturating_sub(1) / 2
 }
-
-#[cfg(all(test, feature = "torch"))]
-mod tests {
-    use super::*;
-    use crate::tensor::Dtype;
-
-    #[test]
-    fn an_axis_is_found_between_batch_and_last() {
-        let axis = |shape: &[usize]| {
-            Rewrites::of(&Tensor::fake("direction", shape.to_vec(), Dtype::F32, 0), &[2, 3], &[8])
-        };
-        assert_eq!(axis(&[2, 3, 8]).unwrap(), Rewrites(None));
-        assert_eq!(axis(&[2, 3, 4, 8]).unwrap(), Rewrites(Some(4)));
-        assert_eq!(axis(&[2, 3, 4, 7]).unwrap(), Rewrites(None));
-        assert_eq!(axis(&[2, 3, 4, 8]).unwrap().and(&[5]), [4, 5]);
-        for count in [0, 9] {
-            let refused = axis(&[2, 3, count, 8]).unwrap_err().to_string();
-            assert_eq!(refused, format!("`direction` must have 1 to 8 rewrites, got {count}"));
-        }
-    }
-
-    #[test]
-    fn each_rewrite_saves_its_products_with_the_earlier_ones() {
-        assert_eq!([0, 1, 2, 3].map(|index| stats_before(index, 4)), [0, 5, 11, 18]);
-        assert_eq!(Rewrites(None).stats(4), 5);
-        assert_eq!(Rewrites(Some(3)).stats(4), 18);
-    }
-}

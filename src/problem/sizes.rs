@@ -42,18 +42,13 @@ pub(super) fn expect_addressable(name: &'static str, shape: &[usize]) -> Result<
 /// Returns the sizes of a state and its leading shape without (d, m). Fails if it lacks an axis.
 pub(super) fn state_sizes(state: &Tensor, over_time: bool) -> Result<(Sizes, Vec<usize>)> {
     let rank = state.shape.len();
-    let wrong = |expected: &str| Error::Shape {
-        name: state.name,
-        expected: expected.into(),
-        got: shape_text(&state.shape),
-    };
     state.expect_dtype(&Dtype::NUMBERS)?;
     expect_addressable(state.name, &state.shape)?;
     if over_time && rank < 3 {
-        return Err(wrong("(…, time, hidden_size, value_channels)"));
+        return Err(state.wrong_shape("(…, time, hidden_size, value_channels)"));
     }
     if rank < 2 || state.shape[rank - 2..].contains(&0) {
-        return Err(wrong("(…, hidden_size, value_channels)"));
+        return Err(state.wrong_shape("(…, hidden_size, value_channels)"));
     }
     let (batch, last) = state.shape.split_at(rank - 2);
     let tokens: usize = batch.iter().product();
@@ -78,6 +73,33 @@ pub(super) fn check_documents(
     starts.expect_shape(batch)?;
     starts.expect_beside(beside)?;
     starts.expect_dtype(&[Dtype::Bool])
+}
+
+/// Fails unless `left` is what the tokens before `tokens` left: a tensor of this shape and dtype, or None. There is a shape
+/// if `what` looks back in time; it then needs tokens.
+pub(super) fn check_left(
+    left: &Option<Tensor>,
+    shape: Option<Vec<usize>>,
+    dtype: Dtype,
+    tokens: &Tensor,
+    what: &str,
+) -> Result<()> {
+    match (left, &shape) {
+        (None, _) => {}
+        (Some(left), Some(shape)) => {
+            left.expect_shape(shape)?;
+            left.expect_beside(tokens)?;
+            left.expect_dtype(&[dtype])?;
+        }
+        (Some(left), None) => {
+            let text = format!("`{}` must be left out for {what} within a token, got a tensor", left.name);
+            return Err(Error::Argument(text));
+        }
+    }
+    if tokens.is_empty() && shape.is_some_and(|shape| !shape.contains(&0)) {
+        return Err(tokens.wrong_shape("with at least one token"));
+    }
+    Ok(())
 }
 
 /// Fails unless `number` is positive and finite.

@@ -1,8 +1,8 @@
 //! The module `ddl._native`: registration of the operators, the same on NumPy arrays, the warm-up of a GPU, and the
 //! tests' emulator.
 
+mod arguments;
 mod arrays;
-mod described;
 #[cfg(feature = "emulator")]
 mod emulator;
 mod registration;
@@ -25,10 +25,9 @@ pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("MOST_LINKS", MOST_LINKS)?;
     module.add("CHUNK_STEPS", CHUNK_STEPS)?;
     module.add_function(wrap_pyfunction!(registration::register, module)?)?;
-    module.add_function(wrap_pyfunction!(registration::operators, module)?)?;
     module.add_function(wrap_pyfunction!(registration::simd_level, module)?)?;
     module.add_function(wrap_pyfunction!(registration::take_refusal, module)?)?;
-    module.add_function(wrap_pyfunction!(described::check, module)?)?;
+    module.add_function(wrap_pyfunction!(registration::check, module)?)?;
     module.add_function(wrap_pyfunction!(warmup::search_nvrtc_in, module)?)?;
     module.add_function(wrap_pyfunction!(warmup::why_unavailable, module)?)?;
     module.add_function(wrap_pyfunction!(arrays::on_arrays, module)?)?;

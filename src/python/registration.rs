@@ -1,28 +1,40 @@
-//! Registers the operators with torch's dispatcher, and tells Python what they expect and why they refuse.
+//! Registers the operators with torch's dispatcher, and tells Python why they refuse a call.
 
-use pyo3::exceptions::PyImportError;
+use std::ffi::CString;
+
+use pyo3::exceptions::{PyImportError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
+use super::arguments::Arguments;
 use crate::cpu::simd::dispatch::level_name;
 use crate::error::Error;
-use crate::torch::dispatch::{self, OPERATORS};
+use crate::torch::dispatch::{self, OPERATORS, Operator};
+use crate::torch::run::Run;
 
-/// Registers the CPU and CUDA kernels of all operators. `libtorch_cpu` is the path of torch's library.
+/// Registers the kernels of an operator for dispatch keys such as `CPU`. `libtorch_cpu` is the path of torch's library,
+/// and each of the `arguments` is as in the schema, `Tensor? compress`.
 #[pyfunction]
-pub fn register(libtorch_cpu: &str) -> PyResult<()> {
-    dispatch::register(libtorch_cpu).map_err(|reason| {
+pub fn register(libtorch_cpu: &str, name: &str, arguments: Vec<String>, keys: Vec<CString>) -> PyResult<()> {
+    dispatch::register(libtorch_cpu, name, arguments, &keys).map_err(|reason| {
         PyImportError::new_err(format!("ddl-rs needs a torch of version 2.10 or newer: {reason}"))
     })
 }
 
-/// Returns (name, schemas of the arguments, names of the outputs) of every operator.
+/// Returns the operator of this name.
+pub fn operator_named(name: &str) -> PyResult<Operator> {
+    let refusal = || PyValueError::new_err(format!("`operator` must be one of ddl's, got {name:?}"));
+    OPERATORS.iter().find(|(known, _)| *known == name).map(|(_, operator)| *operator).ok_or_else(refusal)
+}
+
+/// Raises what the operator would refuse these arguments with. A tensor among them is described by (shape, dtype as in
+/// "float32", device as in "cuda:0"); all others are as in the call.
 #[pyfunction]
-pub fn operators() -> Vec<(String, Vec<String>, Vec<&'static str>)> {
-    let row = |operator: &dispatch::Entry| {
-        let outputs = operator.outputs.split(' ').collect();
-        (operator.name.into(), operator.arguments(), outputs)
-    };
-    OPERATORS.iter().map(row).collect()
+pub fn check(operator: &str, arguments: Py<PyDict>) -> PyResult<()> {
+    match operator_named(operator)?(&mut Arguments(arguments), &mut Run::checking()) {
+        Ok(()) | Err(Error::Checked) => Ok(()),
+        Err(refusal) => Err(refusal.into()),
+    }
 }
 
 /// Returns the name of the vector instructions that the CPU kernels use.

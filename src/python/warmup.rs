@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::PyDict;
 
-use super::described::run_described;
+use super::arguments::Arguments;
+use super::registration::operator_named;
 use crate::cuda::compile::{Built, nvrtc};
 use crate::cuda::device::ahead_of_time::AheadOfTime;
 use crate::cuda::device::gpu::gpu;
@@ -42,8 +43,8 @@ impl Warmup {
 
     /// Lists the kernels that a call of `operator` launches. A tensor among the arguments is described by
     /// (shape, dtype as in "float32", bytes from an aligned address); all others are as in the call.
-    fn add(&self, operator: &str, arguments: &Bound<'_, PyList>) -> PyResult<()> {
-        Ok(run_described(operator, arguments, Run::listing(self.0.clone()))??)
+    fn add(&self, operator: &str, arguments: Py<PyDict>) -> PyResult<()> {
+        Ok(operator_named(operator)?(&mut Arguments(arguments), &mut Run::listing(self.0.clone()))?)
     }
 
     /// Compiles the listed kernels; returns a dictionary for each, with the fields of `ddl.cuda.Kernel`.

@@ -33,15 +33,7 @@ impl<'a, T: Element> Array<'a, T> {
     }
 }
 
-/// Views an argument that may be left out.
-pub(super) fn view_optional<T: Element>(
-    name: &'static str,
-    array: Option<Array<'_, T>>,
-) -> Result<Option<Tensor>> {
-    array.map(|array| array.view(name)).transpose()
-}
-
-/// Views the arrays of a record.
+/// Views arguments.
 pub(super) struct Views;
 
 impl<T: Element> Map<Array<'_, T>, Tensor> for Views {
@@ -52,6 +44,6 @@ impl<T: Element> Map<Array<'_, T>, Tensor> for Views {
 
 impl<T: Element> Map<Option<Array<'_, T>>, Option<Tensor>> for Views {
     fn map(&mut self, name: &'static str, array: &Option<Array<'_, T>>) -> Result<Option<Tensor>> {
-        view_optional(name, *array)
+        array.map(|array| array.view(name)).transpose()
     }
 }

@@ -1,12 +1,15 @@
 //! `expand`.
 
-use super::array::{Array, view_optional};
+use super::array::{Array, Views};
 use super::memory::Memory;
-use crate::cpu;
 use crate::cpu::state::Stored as Number;
 use crate::error::Result;
-use crate::problem::{self, Allocate};
-use crate::records::Map;
+use crate::records::{self, Map};
+use crate::{execute, problem};
+
+/// Results of a cached step; empty if they are absent.
+pub type Expanded<T> = records::Expanded<Vec<T>>;
+pub type ExpandGradients<T> = records::ExpandGradients<Vec<T>>;
 
 /// The inputs of an expansion: x becomes a state of m value channels, by repetition or by a causal convolution.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +38,7 @@ impl<'a, T: Number> Expand<'a, T> {
     /// # Errors
     /// An argument has the wrong shape, or memory is short.
     pub fn forward(&self) -> Result<Vec<T>> {
-        self.state(&self.problem()?)
+        Ok(self.run(&self.problem()?, false)?.state)
     }
 
     /// Computes the states of the next tokens of a sequence. `before` is `new_before` of the step before; None at the
@@ -44,13 +47,7 @@ impl<'a, T: Number> Expand<'a, T> {
     /// # Errors
     /// As [`forward`](Expand::forward).
     pub fn cached_step(&self, before: Option<Array<'_, T>>) -> Result<Expanded<T>> {
-        let problem = self.problem()?.with_before(view_optional("before", before)?)?;
-        let (state, mut memory) = (self.state(&problem)?, Memory::default());
-        let shape = problem.before_shape();
-        let mut new_before = memory.optional_output("new_before", shape.as_deref(), T::DTYPE, &problem.x)?;
-        cpu::expand::leave::<T::Accum>(&problem, &mut new_before)
-            .map_err(|short| short.in_operator("expand"))?;
-        Ok(Expanded { state, new_before: memory.map("new_before", &new_before)? })
+        self.run(&self.problem()?.with_before(Views.map("before", &before)?)?, true)
     }
 
     /// Computes the gradients of x and of the weight from that of the state.
@@ -58,46 +55,21 @@ impl<'a, T: Number> Expand<'a, T> {
     /// # Errors
     /// As [`forward`](Expand::forward).
     pub fn vjp(&self, grad_state: &[T]) -> Result<ExpandGradients<T>> {
-        let (problem, mut memory) = (self.problem()?, Memory::default());
+        let (problem, mut memory) = (self.problem()?, Memory::new(self.threads));
         let grad_state = Array { elements: grad_state, shape: &problem.state_shape() }.view("grad_state")?;
-        let mut x = memory.output_like("grad_x", &problem.x)?;
-        let like = |weight| memory.output_like("grad_weight", weight);
-        let mut weight = problem.weight.as_ref().map(like).transpose()?;
-        cpu::expand::backward::<T>(&problem, &grad_state, &mut x, &mut weight, self.threads)
-            .map_err(|short| short.in_operator("expand"))?;
-        Ok(ExpandGradients { x: memory.take(), weight: memory.map("grad_weight", &weight)? })
+        let all = problem::Gradients::ALL;
+        execute::expand_backward(&problem, &grad_state, all, &mut memory)?.try_map(&mut memory)
     }
 
-    fn state(&self, problem: &problem::Expand) -> Result<Vec<T>> {
-        let mut memory = Memory::default();
-        let mut state = memory.output("state", &problem.state_shape(), T::DTYPE, &problem.x)?;
-        cpu::expand::forward::<T>(problem, &mut state, self.threads)
-            .map_err(|short| short.in_operator("expand"))?;
-        Ok(memory.take())
+    fn run(&self, problem: &problem::Expand, in_pieces: bool) -> Result<Expanded<T>> {
+        let mut memory = Memory::new(self.threads);
+        execute::expand(problem, in_pieces, &mut memory)?.try_map(&mut memory)
     }
 
     fn problem(&self) -> Result<problem::Expand> {
-        let (x, weight) = (self.x.view("x")?, view_optional("weight", self.weight)?);
+        let (x, weight) = (self.x.view("x")?, Views.map("weight", &self.weight)?);
         let channels = i64::try_from(self.value_channels).unwrap_or(i64::MAX);
         let problem = problem::Expand::new(x, weight, channels)?;
-        problem.with_documents(view_optional("document_starts", self.document_starts)?)
+        problem.with_documents(Views.map("document_starts", &self.document_starts)?)
     }
-}
-
-/// Results of a cached step.
-#[derive(Clone, Debug)]
-pub struct Expanded<T> {
-    /// X (…, d, m)
-    pub state: Vec<T>,
-    /// x of the last K − 1 tokens (…, K − 1, d); empty for a repetition
-    pub new_before: Vec<T>,
-}
-
-/// Gradients of an expansion's inputs.
-#[derive(Clone, Debug)]
-pub struct ExpandGradients<T> {
-    /// (…, d)
-    pub x: Vec<T>,
-    /// (d, m, K); empty for a repetition
-    pub weight: Vec<T>,
 }

@@ -3,22 +3,21 @@
 use std::any::Any;
 use std::collections::VecDeque;
 
-use half::{bf16, f16};
-
 use crate::error::{Error, Result};
+use crate::execute::{Caller, Target};
 use crate::problem::Allocate;
 use crate::records::Map;
-use crate::tensor::{Device, Dtype, Element, Tensor};
+use crate::tensor::{Device, Dtype, Element, Tensor, of_dtype};
 
-/// The vectors of a call's outputs, in the order in which they were allocated.
-#[derive(Default)]
-pub(super) struct Memory(VecDeque<Box<dyn Any>>);
+/// A call, and the vectors of its outputs in the order in which they were allocated.
+pub(super) struct Memory {
+    outputs: VecDeque<Box<dyn Any>>,
+    threads: usize,
+}
 
 impl Memory {
-    /// Takes the next output.
-    pub fn take<T: Element>(&mut self) -> Vec<T> {
-        let vector = self.0.pop_front().expect("outputs are taken once");
-        *vector.downcast().expect("outputs are taken in the order in which they were allocated")
+    pub fn new(threads: usize) -> Memory {
+        Memory { outputs: VecDeque::new(), threads }
     }
 
     fn add<T: Element>(&mut self, name: &'static str, shape: &[usize]) -> Result<Tensor> {
@@ -32,20 +31,14 @@ impl Memory {
         // the call.
         let tensor =
             unsafe { Tensor::new(name, shape.to_vec(), T::DTYPE, Device::Cpu, elements.as_mut_ptr().cast()) };
-        self.0.push_back(Box::new(elements));
+        self.outputs.push_back(Box::new(elements));
         Ok(tensor)
     }
 }
 
 impl Allocate for Memory {
     fn output(&mut self, name: &'static str, shape: &[usize], dtype: Dtype, _: &Tensor) -> Result<Tensor> {
-        match dtype {
-            Dtype::F32 => self.add::<f32>(name, shape),
-            Dtype::F64 => self.add::<f64>(name, shape),
-            Dtype::Bf16 => self.add::<bf16>(name, shape),
-            Dtype::F16 => self.add::<f16>(name, shape),
-            Dtype::Bool => unreachable!("no operator returns a mask"),
-        }
+        of_dtype!(dtype, T => self.add::<T>(name, shape))
     }
 
     fn absent_output(&mut self) -> Result<Option<Tensor>> {
@@ -53,9 +46,23 @@ impl Allocate for Memory {
     }
 }
 
+impl Caller for Memory {
+    fn target(&self, _: &Tensor) -> Result<Target> {
+        Ok(Target::Cpu { threads: self.threads })
+    }
+}
+
+/// Takes the next output.
+impl<T: Element> Map<Tensor, Vec<T>> for Memory {
+    fn map(&mut self, _: &'static str, _: &Tensor) -> Result<Vec<T>> {
+        let vector = self.outputs.pop_front().expect("outputs are taken once");
+        Ok(*vector.downcast().expect("outputs are taken in the order in which they were allocated"))
+    }
+}
+
 /// Takes the outputs that are there; the others are empty.
 impl<T: Element> Map<Option<Tensor>, Vec<T>> for Memory {
-    fn map(&mut self, _: &'static str, output: &Option<Tensor>) -> Result<Vec<T>> {
-        Ok(if output.is_some() { self.take() } else { Vec::new() })
+    fn map(&mut self, name: &'static str, output: &Option<Tensor>) -> Result<Vec<T>> {
+        output.as_ref().map_or(Ok(Vec::new()), |output| self.map(name, output))
     }
 }

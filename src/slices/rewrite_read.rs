@@ -1,11 +1,12 @@
 //! `rewrite`, `read` and both at once.
 
-use super::array::{Array, Views, view_optional};
+use super::array::{Array, Views};
 use super::memory::Memory;
 use crate::cpu::state::Stored as Number;
 use crate::error::Result;
+use crate::records::Map;
 use crate::tensor::{Element, Tensor};
-use crate::{cpu, problem, records};
+use crate::{execute, problem, records};
 
 pub type Write<'a, T> = records::Write<Array<'a, T>, Array<'a, <T as Number>::Accum>>;
 pub type Link<'a, T> = records::Link<Array<'a, T>, Array<'a, <T as Number>::Accum>>;
@@ -50,7 +51,7 @@ impl<'a, T: Number> RewriteRead<'a, T> {
     /// # Errors
     /// As [`forward`](RewriteRead::forward).
     pub fn cached_step(&self, pending: Option<Array<'_, T::Accum>>) -> Result<Forward<T>> {
-        self.run(&self.problem()?.with_pending(view_optional("pending", pending)?)?)
+        self.run(&self.problem()?.with_pending(Views.map("pending", &pending)?)?)
     }
 
     /// Computes the gradients of all inputs from those of the outputs. `forward` is the result for the same inputs.
@@ -74,67 +75,38 @@ impl<'a, T: Number> RewriteRead<'a, T> {
     ) -> Result<Gradients<T>> {
         let chain = chain.iter().map(|link| link.try_map(&mut Views)).collect::<Result<_>>()?;
         let problem = self.problem()?.with_chain(chain)?;
-        let (saved, incoming) = (saved(&problem, forward)?, views(&problem, incoming)?);
-        saved.check_saved(&problem)?;
-        incoming.check(&problem)?;
-        let mut memory = Memory::default();
-        let all = problem::Gradients::ALL;
-        let mut gradients = problem::Gradients::new(&problem, all, None, &mut memory)?;
-        cpu::rewrite_read::backward::<T>(&problem, &saved, &incoming, &mut gradients, self.threads)?;
-        gradients.try_map(&mut memory)
+        let mut views = OutputViews(&problem);
+        let (saved, incoming) = (forward.try_map(&mut views)?, incoming.try_map(&mut views)?);
+        let (all, mut memory) = (problem::Gradients::ALL, Memory::new(self.threads));
+        execute::backward(&problem, &incoming, &saved, all, None, &mut memory)?.try_map(&mut memory)
     }
 
     fn run(&self, problem: &problem::RewriteRead) -> Result<Forward<T>> {
-        let mut memory = Memory::default();
-        let mut outputs = problem::Outputs::new(problem, None, &mut memory)?;
-        cpu::rewrite_read::forward::<T>(problem, &mut outputs, self.threads)?;
-        outputs.try_map(&mut memory)
+        let mut memory = Memory::new(self.threads);
+        execute::forward(problem, None, &mut memory)?.try_map(&mut memory)
     }
 
     fn problem(&self) -> Result<problem::RewriteRead> {
         let rewrite = self.rewrite.map(|write| write.try_map(&mut Views)).transpose()?;
         let read = self.read.map(|read| read.try_map(&mut Views)).transpose()?;
         let problem = problem::RewriteRead::new(self.state.view("state")?, rewrite, read)?;
-        problem.with_documents(view_optional("document_starts", self.document_starts)?)
+        problem.with_documents(Views.map("document_starts", &self.document_starts)?)
     }
 }
 
-/// Views what the backward of the problem needs.
-fn saved<T: Number>(problem: &problem::RewriteRead, forward: &Forward<T>) -> Result<problem::Saved> {
-    fn view<T: Element>(
-        name: &'static str,
-        elements: &[T],
-        shape: &Option<Vec<usize>>,
-    ) -> Result<Option<Tensor>> {
-        view_optional(name, shape.as_ref().map(|shape| Array { elements, shape }))
+/// Views results and their gradients, each with the shape of its output.
+struct OutputViews<'a>(&'a problem::RewriteRead);
+
+impl<T: Element> Map<Vec<T>, Option<Tensor>> for OutputViews<'_> {
+    fn map(&mut self, name: &'static str, elements: &Vec<T>) -> Result<Option<Tensor>> {
+        let shape = self.0.output_shape(name);
+        Views.map(name, &shape.as_ref().map(|shape| Array { elements, shape }))
     }
-    let shapes = problem.output_shapes();
-    Ok(problem::Saved {
-        stats: view("stats", &forward.stats, &shapes.stats)?,
-        new_value: view("new_value", &forward.new_value, &shapes.new_value)?,
-        new_gate: view("new_gate", &forward.new_gate, &shapes.new_gate)?,
-        compressed: view("compressed", &forward.compressed, &shapes.compressed)?,
-        rstd: view("rstd", &forward.rstd, &shapes.rstd)?,
-        ..problem::Saved::default()
-    })
 }
 
-/// Views gradients, each with the shape of its output.
-fn views<T: Number>(problem: &problem::RewriteRead, incoming: &Incoming<'_, T>) -> Result<problem::Incoming> {
-    fn view<T: Element>(
-        name: &'static str,
-        elements: Option<&[T]>,
-        shape: Option<Vec<usize>>,
-    ) -> Result<Option<Tensor>> {
+impl<T: Element> Map<Option<&[T]>, Option<Tensor>> for OutputViews<'_> {
+    fn map(&mut self, name: &'static str, elements: &Option<&[T]>) -> Result<Option<Tensor>> {
         let Some(elements) = elements else { return Ok(None) };
-        let shape = shape.ok_or_else(|| problem::without_output(name))?;
-        Array { elements, shape: &shape }.view(name).map(Some)
+        Array { elements, shape: &self.0.shape_of_gradient(name)? }.view(name).map(Some)
     }
-    let shapes = problem.output_shapes();
-    Ok(problem::Incoming {
-        grad_new_state: view("grad_new_state", incoming.grad_new_state, shapes.new_state)?,
-        grad_context: view("grad_context", incoming.grad_context, shapes.context)?,
-        grad_new_value: view("grad_new_value", incoming.grad_new_value, shapes.new_value)?,
-        grad_new_gate: view("grad_new_gate", incoming.grad_new_gate, shapes.new_gate)?,
-    })
 }

@@ -1,5 +1,7 @@
 //! A call's tensors: views of tch's tensors as inputs, and outputs as tch's tensors.
 
+use std::borrow::Borrow;
+
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
@@ -19,7 +21,7 @@ impl Views {
         let tensor = if tensor.is_neg() { tensor.resolve_neg() } else { tensor.shallow_clone() };
         // SAFETY: tch's tensor is a pointer to an `at::Tensor`, as torch's own handles are. This handle is a new one, and
         // `Owned` deletes it as tch would.
-        let owned = unsafe { Owned::new(tensor.into_handle()) };
+        let owned = unsafe { Owned::new(into_handle(tensor)) };
         let (view, owned, _) = owned.contiguous(name)?;
         self.0.push(owned);
         Ok(view)
@@ -32,17 +34,8 @@ impl Views {
             Some(Ok(kind)) if kind != Kind::Bool => {
                 Err(Error::Dtype { name, expected: "Bool".into(), got: format!("{kind:?}") })
             }
-            _ => self.view_optional(name, starts),
+            _ => self.map(name, &starts),
         }
-    }
-
-    /// Views an argument that may be left out.
-    pub fn view_optional(
-        &mut self,
-        name: &'static str,
-        tensor: Option<&Tensor>,
-    ) -> Result<Option<tensor::Tensor>> {
-        tensor.map(|tensor| self.view(name, tensor)).transpose()
     }
 }
 
@@ -52,9 +45,9 @@ impl Map<&Tensor, tensor::Tensor> for Views {
     }
 }
 
-impl Map<Option<&Tensor>, Option<tensor::Tensor>> for Views {
-    fn map(&mut self, name: &'static str, tensor: &Option<&Tensor>) -> Result<Option<tensor::Tensor>> {
-        self.view_optional(name, *tensor)
+impl<B: Borrow<Tensor>> Map<Option<B>, Option<tensor::Tensor>> for Views {
+    fn map(&mut self, name: &'static str, tensor: &Option<B>) -> Result<Option<tensor::Tensor>> {
+        tensor.as_ref().map(|tensor| self.view(name, tensor.borrow())).transpose()
     }
 }
 
@@ -70,29 +63,23 @@ pub(super) fn call<R>(work: impl FnOnce(&mut Views, &mut Run) -> Result<R>) -> R
 /// The outputs of a call, in the order of the operator's schema.
 pub(super) struct Results(std::vec::IntoIter<Owned>);
 
-impl Results {
-    /// Takes the next output that is there.
-    pub fn next(&mut self) -> Option<Tensor> {
-        let owned = self.0.find(|owned| !owned.is_absent())?;
-        // SAFETY: the handle is owned, and is tch's from here on.
-        Some(unsafe { Tensor::from_ptr(owned.into_handle().cast()) })
-    }
-}
-
 impl Map<Option<tensor::Tensor>, Option<Tensor>> for Results {
-    fn map(&mut self, _: &'static str, output: &Option<tensor::Tensor>) -> Result<Option<Tensor>> {
-        Ok(output.as_ref().map(|_| self.next().expect("every output was allocated")))
+    fn map(&mut self, name: &'static str, output: &Option<tensor::Tensor>) -> Result<Option<Tensor>> {
+        output.as_ref().map(|output| self.map(name, output)).transpose()
     }
 }
 
-trait IntoHandle {
-    fn into_handle(self) -> shims::Handle;
+/// Takes the next output that is there.
+impl Map<tensor::Tensor, Tensor> for Results {
+    fn map(&mut self, _: &'static str, _: &tensor::Tensor) -> Result<Tensor> {
+        let owned = self.0.find(|owned| !owned.is_absent()).expect("every output was allocated");
+        // SAFETY: the handle is owned, and is tch's from here on.
+        Ok(unsafe { Tensor::from_ptr(owned.into_handle().cast()) })
+    }
 }
 
-impl IntoHandle for Tensor {
-    fn into_handle(mut self) -> shims::Handle {
-        let handle = self.as_mut_ptr().cast();
-        std::mem::forget(self);
-        handle
-    }
+fn into_handle(mut tensor: Tensor) -> shims::Handle {
+    let handle = tensor.as_mut_ptr().cast();
+    std::mem::forget(tensor);
+    handle
 }

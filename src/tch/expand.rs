@@ -4,8 +4,12 @@ use tch::Tensor;
 
 use super::call::{Views, call};
 use crate::error::Result;
-use crate::problem;
-use crate::torch::execute::{expand, expand_backward};
+use crate::execute::{expand, expand_backward};
+use crate::records::Map;
+use crate::{problem, records};
+
+pub type Expanded = records::Expanded<Tensor, Option<Tensor>>;
+pub type ExpandGradients = records::ExpandGradients<Tensor, Option<Tensor>>;
 
 /// The inputs of an expansion: x becomes a state of m value channels, by repetition or by a causal convolution.
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +36,8 @@ impl<'a> Expand<'a> {
     /// # Errors
     /// An argument has the wrong shape, kind or device, or memory is short.
     pub fn forward(&self) -> Result<Tensor> {
-        let ((), mut results) = call(|views, run| expand(&self.problem(views)?, false, run))?;
-        Ok(results.next().expect("an expansion has a state"))
+        let (expanded, mut results) = call(|views, run| expand(&self.problem(views)?, false, run))?;
+        Ok(expanded.try_map(&mut results)?.state)
     }
 
     /// Computes the states of the next tokens of a sequence. `before` is `new_before` of the step before; None at the
@@ -42,12 +46,11 @@ impl<'a> Expand<'a> {
     /// # Errors
     /// As [`forward`](Expand::forward).
     pub fn cached_step(&self, before: Option<&Tensor>) -> Result<Expanded> {
-        let ((), mut results) = call(|views, run| {
-            let problem = self.problem(views)?.with_before(views.view_optional("before", before)?)?;
+        let (expanded, mut results) = call(|views, run| {
+            let problem = self.problem(views)?.with_before(views.map("before", &before)?)?;
             expand(&problem, true, run)
         })?;
-        let state = results.next().expect("an expansion has a state");
-        Ok(Expanded { state, new_before: results.next() })
+        expanded.try_map(&mut results)
     }
 
     /// Computes the gradients of x and of the weight from that of the state.
@@ -55,35 +58,16 @@ impl<'a> Expand<'a> {
     /// # Errors
     /// As [`forward`](Expand::forward).
     pub fn vjp(&self, grad_state: &Tensor) -> Result<ExpandGradients> {
-        let ((), mut results) = call(|views, run| {
+        let (gradients, mut results) = call(|views, run| {
             let (problem, grad_state) = (self.problem(views)?, views.view("grad_state", grad_state)?);
             expand_backward(&problem, &grad_state, problem::Gradients::ALL, run)
         })?;
-        let x = results.next().expect("x always has a gradient");
-        Ok(ExpandGradients { x, weight: results.next() })
+        gradients.try_map(&mut results)
     }
 
     fn problem(&self, views: &mut Views) -> Result<problem::Expand> {
-        let (x, weight) = (views.view("x", self.x)?, views.view_optional("weight", self.weight)?);
+        let (x, weight) = (views.view("x", self.x)?, views.map("weight", &self.weight)?);
         let starts = views.view_starts(self.document_starts)?;
         problem::Expand::new(x, weight, self.value_channels)?.with_documents(starts)
     }
-}
-
-/// Results of a cached step.
-#[derive(Debug)]
-pub struct Expanded {
-    /// X (…, d, m)
-    pub state: Tensor,
-    /// x of the last K − 1 tokens (…, K − 1, d); None for a repetition
-    pub new_before: Option<Tensor>,
-}
-
-/// Gradients of an expansion's inputs.
-#[derive(Debug)]
-pub struct ExpandGradients {
-    /// (…, d)
-    pub x: Tensor,
-    /// (d, m, K); None for a repetition
-    pub weight: Option<Tensor>,
 }

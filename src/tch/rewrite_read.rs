@@ -4,8 +4,9 @@ use tch::{Kind, Tensor};
 
 use super::call::{Views, call};
 use crate::error::{Error, Result};
+use crate::execute::{backward, forward};
+use crate::records::Map;
 use crate::tensor::Dtype;
-use crate::torch::execute::{backward, forward};
 use crate::{problem, records};
 
 pub type Write<'a> = records::Write<&'a Tensor>;
@@ -52,7 +53,7 @@ impl<'a> RewriteRead<'a> {
     /// As [`forward`](RewriteRead::forward).
     pub fn cached_step(&self, pending: Option<&Tensor>) -> Result<Forward> {
         let (outputs, mut results) = call(|views, run| {
-            let problem = self.problem(views)?.with_pending(views.view_optional("pending", pending)?)?;
+            let problem = self.problem(views)?.with_pending(views.map("pending", &pending)?)?;
             forward(&problem, self.context_dtype()?, run)
         })?;
         outputs.try_map(&mut results)
@@ -80,7 +81,7 @@ impl<'a> RewriteRead<'a> {
         let (gradients, mut results) = call(|views, run| {
             let chain = chain.iter().map(|link| link.try_map(views)).collect::<Result<_>>()?;
             let problem = self.problem(views)?.with_chain(chain)?;
-            let (incoming, saved) = (viewed(incoming, views)?, saved(forward, views)?);
+            let (incoming, saved) = (incoming.try_map(views)?, forward.try_map(views)?);
             backward(&problem, &incoming, &saved, problem::Gradients::ALL, None, run)
         })?;
         gradients.try_map(&mut results)
@@ -108,25 +109,4 @@ impl<'a> RewriteRead<'a> {
         };
         self.context_dtype.map(dtype).transpose()
     }
-}
-
-/// Views what the backward needs of the results of a forward.
-fn saved(forward: &Forward, views: &mut Views) -> Result<problem::Saved> {
-    Ok(problem::Saved {
-        stats: views.view_optional("stats", forward.stats.as_ref())?,
-        new_value: views.view_optional("new_value", forward.new_value.as_ref())?,
-        new_gate: views.view_optional("new_gate", forward.new_gate.as_ref())?,
-        compressed: views.view_optional("compressed", forward.compressed.as_ref())?,
-        rstd: views.view_optional("rstd", forward.rstd.as_ref())?,
-        ..problem::Saved::default()
-    })
-}
-
-fn viewed(incoming: &Incoming<'_>, views: &mut Views) -> Result<problem::Incoming> {
-    Ok(problem::Incoming {
-        grad_new_state: views.view_optional("grad_new_state", incoming.grad_new_state)?,
-        grad_context: views.view_optional("grad_context", incoming.grad_context)?,
-        grad_new_value: views.view_optional("grad_new_value", incoming.grad_new_value)?,
-        grad_new_gate: views.view_optional("grad_new_gate", incoming.grad_new_gate)?,
-    })
 }

@@ -5,7 +5,7 @@
 //! A [`Tensor`] is made by [`Tensor::new`] alone. Its caller promises that `len()` contiguous elements of
 //! `dtype` lie at `ptr` on `device`, and that they live for as long as the [`Tensor`]. `torch::memory` keeps
 //! that promise with a handle of a torch tensor, which the call owns until it returns, `slices::array` by a borrow,
-//! `slices::memory` by owning the vectors and `python::arrays` by dictionaries of the arrays.
+//! `slices::memory` by owning the vectors and `python::arguments` by dictionaries of the arrays.
 //!
 //! - CPU tensors are read and written only as rows (`tensor::rows`), which refuse every other device.
 //! - Only kernels access a GPU's tensors, by address. They run on the stream for which torch allocated the
@@ -151,18 +151,17 @@ impl Tensor {
         Tensor { name, shape, dtype, device, len, readable, ptr }
     }
 
-    /// Returns a tensor without memory, "on a GPU", so that nothing here reads it. Its address tells its alignment.
+    /// Returns a tensor without memory, so that nothing here reads it. Its address tells its alignment.
     #[cfg(feature = "torch")]
-    pub fn fake(name: &'static str, shape: Vec<usize>, dtype: Dtype, address: usize) -> Tensor {
-        // SAFETY: memory on a GPU is never read here.
-        unsafe { Tensor::new(name, shape, dtype, Device::Cuda(0), address as *mut u8) }
-    }
-
-    /// Returns a tensor without memory on `device`, of which only the description is looked at.
-    #[cfg(feature = "python")]
-    pub fn described(name: &'static str, shape: Vec<usize>, dtype: Dtype, device: Device) -> Tensor {
-        // SAFETY: a null pointer.
-        unsafe { Tensor::new(name, shape, dtype, device, std::ptr::null_mut()) }
+    pub fn fake(
+        name: &'static str,
+        shape: Vec<usize>,
+        dtype: Dtype,
+        device: Device,
+        address: usize,
+    ) -> Tensor {
+        // SAFETY: it is not read here, whatever its device and its address are.
+        Tensor { readable: false, ..unsafe { Tensor::new(name, shape, dtype, device, address as *mut u8) } }
     }
 
     /// Returns the part of these elements that begins with element `first`, under another name.
@@ -194,8 +193,12 @@ impl Tensor {
         if self.shape == expected {
             return Ok(());
         }
-        let (expected, got) = (shape_text(expected), shape_text(&self.shape));
-        Err(Error::Shape { name: self.name, expected, got })
+        Err(self.wrong_shape(shape_text(expected)))
+    }
+
+    /// Returns the refusal of the shape.
+    pub fn wrong_shape(&self, expected: impl Into<String>) -> Error {
+        Error::Shape { name: self.name, expected: expected.into(), got: shape_text(&self.shape) }
     }
 
     /// Fails unless the tensor is on the device of `other`.
@@ -208,7 +211,6 @@ impl Tensor {
     }
 
     /// Fails if the tensor shares memory with `other`.
-    #[cfg(feature = "torch")]
     pub fn expect_disjoint(&self, other: &Tensor) -> Result<()> {
         let end = |tensor: &Tensor| tensor.address() + (tensor.len() * tensor.dtype.size()) as u64;
         if self.address() >= end(other) || other.address() >= end(self) {

@@ -1,79 +1,44 @@
 //! Registration with torch's dispatcher, the entry that it calls, and the exit by which a call is refused.
 
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 
 use super::dispatcher::{Kernel, Word, dispatcher, find};
 use super::operators;
-use super::run::{Caller, Run};
-use super::shims::shims;
-use super::source::{Listing, Source};
-use super::stack::Stack;
+use super::run::Run;
+use super::source::Source;
+use super::stack::{Declared, Stack};
 use crate::error::{Error, Result};
+use crate::execute::Caller;
 
 /// Takes an operator's arguments and runs it.
-type Operator = fn(&mut dyn Source, &mut dyn Caller) -> Result<()>;
+pub type Operator = fn(&mut dyn Source, &mut dyn Caller) -> Result<()>;
 
-/// An operator as torch and Python see it.
-pub struct Entry {
-    pub name: &'static str,
-    /// names, apart by spaces
-    pub outputs: &'static str,
-    pub run: Operator,
-    /// the dispatch keys of its kernel
-    keys: &'static [&'static CStr],
-}
-
-pub static OPERATORS: [Entry; 11] = [
-    entry("rewrite", operators::rewrite, "new_state stats"),
-    entry("read", operators::read, "context new_value new_gate stats compressed new_pending"),
-    entry(
-        "rewrite_read",
-        operators::rewrite_read,
-        "new_state context new_value new_gate stats compressed new_pending",
-    ),
-    entry("expand", operators::expand, "state new_before"),
-    entry("rewrite_backward", operators::rewrite_backward, "grad_state grad_direction grad_value grad_gate"),
-    entry(
-        "read_backward",
-        operators::read_backward,
-        "grad_state grad_compress grad_norm_weight grad_gate_weight grad_gate_bias grad_value_weight \
-         grad_value_bias",
-    ),
-    entry(
-        "rewrite_read_backward",
-        operators::rewrite_read_backward,
-        "grad_state grad_direction grad_value grad_gate grad_compress grad_norm_weight grad_gate_weight \
-         grad_gate_bias grad_value_weight grad_value_bias",
-    ),
-    Entry {
-        keys: &[c"CPU"],
-        ..entry(
-            "rewrite_read_backward_",
-            operators::overwriting_backward,
-            "grad_direction grad_value grad_gate grad_compress grad_norm_weight grad_gate_weight \
-             grad_gate_bias grad_value_weight grad_value_bias",
-        )
-    },
-    entry("expand_backward", operators::expand_backward, "grad_x grad_weight"),
-    Entry { keys: &[c"CPU"], ..entry("delta_rule", operators::delta_rule, "y final_state errors states") },
-    Entry {
-        keys: &[c"CPU"],
-        ..entry(
-            "delta_rule_backward",
-            operators::delta_rule_backward,
-            "grad_q grad_k grad_v grad_beta grad_g grad_initial_state",
-        )
-    },
+pub static OPERATORS: [(&str, Operator); 11] = [
+    ("rewrite", operators::rewrite),
+    ("rewrite_backward", operators::rewrite_backward),
+    ("read", operators::read),
+    ("read_backward", operators::read_backward),
+    ("rewrite_read", operators::rewrite_read),
+    ("rewrite_read_backward", operators::rewrite_read_backward),
+    ("rewrite_read_backward_", operators::overwriting_backward),
+    ("expand", operators::expand),
+    ("expand_backward", operators::expand_backward),
+    ("delta_rule", operators::delta_rule),
+    ("delta_rule_backward", operators::delta_rule_backward),
 ];
 
-/// The kernel of each operator, in the same order: a function that torch calls knows its operator by its type alone.
+/// The kernels of each operator, in the same order: a function that torch calls knows its operator by its type alone.
 #[rustfmt::skip]
 const KERNELS: [[Kernel; 2]; OPERATORS.len()] = [
     kernels::<0>(), kernels::<1>(), kernels::<2>(), kernels::<3>(), kernels::<4>(), kernels::<5>(),
     kernels::<6>(), kernels::<7>(), kernels::<8>(), kernels::<9>(), kernels::<10>(),
 ];
+
+/// The schemas of the operators, in the same order.
+static SCHEMAS: [OnceLock<Vec<Declared>>; OPERATORS.len()] = [const { OnceLock::new() }; OPERATORS.len()];
 
 /// The kernel of an operator whose derivative Python records before it is called, and one that is refused where gradients
 /// are recorded: the overload `kernel` of a forward, around which python/ddl/ops/autograd.py records them, and a backward.
@@ -81,48 +46,43 @@ const fn kernels<const AT: usize>() -> [Kernel; 2] {
     [kernel::<AT, false>, kernel::<AT, true>]
 }
 
-const fn entry(name: &'static str, run: Operator, outputs: &'static str) -> Entry {
-    Entry { name, outputs, run, keys: &[c"CPU", c"CUDA"] }
+fn is_backward(name: &str) -> bool {
+    name.trim_end_matches('_').ends_with("_backward")
 }
 
-impl Entry {
-    fn is_backward(&self) -> bool {
-        self.name.trim_end_matches('_').ends_with("_backward")
-    }
-
-    fn records_no_gradients(&self) -> String {
-        let name = self.name;
-        let (overload, hint) = match self.is_backward() {
-            true => ("", String::new()),
-            false => (".kernel", format!(": `torch.ops.ddl.{name}` does")),
-        };
-        format!(
-            "`torch.ops.ddl.{name}{overload}` must be called under torch.no_grad(), because it records no gradients, got \
-             a call outside of it{hint}"
-        )
-    }
-
-    /// Returns its arguments' schemas, in order.
-    pub fn arguments(&self) -> Vec<String> {
-        let mut listing = Listing::default();
-        let stopped = (self.run)(&mut listing, &mut Run::default());
-        assert!(stopped.is_err(), "an operator takes all its arguments first");
-        listing.0
-    }
+fn records_no_gradients(name: &str) -> Error {
+    let (overload, hint) = match is_backward(name) {
+        true => ("", String::new()),
+        false => (".kernel", format!(": `torch.ops.ddl.{name}` does")),
+    };
+    Error::Argument(format!(
+        "`torch.ops.ddl.{name}{overload}` must be called under torch.no_grad(), because it records no gradients, got \
+         a call outside of it{hint}"
+    ))
 }
 
-/// Registers the kernels of all operators; their schemas are declared already.
-pub fn register(libtorch_cpu: &str) -> std::result::Result<(), String> {
+/// Registers the kernels of an operator with these arguments, for dispatch keys such as `CPU`. Its schema is declared
+/// already.
+pub fn register(
+    libtorch_cpu: &str,
+    name: &str,
+    arguments: Vec<String>,
+    keys: &[CString],
+) -> std::result::Result<(), String> {
     let dispatcher = find(libtorch_cpu)?;
-    let name = |text: String| CString::new(text).expect("names have no zero");
-    OPERATORS.iter().zip(KERNELS).try_for_each(|(operator, [recorded, kernel])| {
-        operator.keys.iter().try_for_each(|key| {
-            if operator.is_backward() {
-                return dispatcher.register(key, &name(operator.name.into()), kernel);
-            }
-            dispatcher.register(key, &name(operator.name.into()), recorded)?;
-            dispatcher.register(key, &name(format!("{}.kernel", operator.name)), kernel)
-        })
+    let at = OPERATORS.iter().position(|(known, _)| *known == name);
+    let at = at.ok_or_else(|| format!("`{name}` has no kernel"))?;
+    let schema = arguments.into_iter().map(|argument| Declared::parse(argument.leak()));
+    let schema = schema.collect::<std::result::Result<_, _>>()?;
+    SCHEMAS[at].get_or_init(|| schema);
+    let [recorded, kernel] = KERNELS[at];
+    let overload = |text: String| CString::new(text).expect("names have no zero");
+    keys.iter().try_for_each(|key| {
+        if is_backward(name) {
+            return dispatcher.register(key, &overload(name.into()), kernel);
+        }
+        dispatcher.register(key, &overload(name.into()), recorded)?;
+        dispatcher.register(key, &overload(format!("{name}.kernel")), kernel)
     })
 }
 
@@ -134,7 +94,7 @@ unsafe extern "C-unwind" fn kernel<const AT: usize, const OUTSIDE_AUTOGRAD: bool
 ) {
     let length = arguments.max(outputs) as usize;
     // SAFETY: the dispatcher's stack has room for all arguments and outputs, which this call owns.
-    let refusal = unsafe { call(&OPERATORS[AT], OUTSIDE_AUTOGRAD, stack, arguments as usize, length) };
+    let refusal = unsafe { call(AT, OUTSIDE_AUTOGRAD, stack, arguments as usize, length) };
     if !refusal.is_null() {
         // SAFETY: C++ called this frame, the outermost one.
         unsafe { dispatcher().throw(refusal) };
@@ -146,22 +106,25 @@ unsafe extern "C-unwind" fn kernel<const AT: usize, const OUTSIDE_AUTOGRAD: bool
 /// # Safety
 /// The stack is the dispatcher's, for this operator, and holds `length` words.
 unsafe fn call(
-    operator: &Entry,
+    at: usize,
     outside_autograd: bool,
     stack: *mut Word,
     arguments: usize,
     length: usize,
 ) -> *const c_char {
+    let (name, operator) = OPERATORS[at];
     let done = catch_unwind(AssertUnwindSafe(|| {
-        let refused = outside_autograd && shims().grad_mode_is_enabled();
-        let refused = refused.then(|| Error::Argument(operator.records_no_gradients()));
         // SAFETY: the contract above.
         let words = unsafe { std::slice::from_raw_parts_mut(stack, length) };
-        let mut this = Run::dispatched();
+        let (schema, mut this) =
+            (SCHEMAS[at].get().expect("torch calls what is registered"), Run::dispatched());
         // SAFETY: the contract above.
-        let mut source = unsafe { Stack::new(&words[..arguments], refused) };
-        (operator.run)(&mut source, &mut this)?;
-        drop(source);
+        let mut source = unsafe { Stack::take(&words[..arguments], schema) }?;
+        if outside_autograd && dispatcher().grad_mode_is_enabled() {
+            return Err(records_no_gradients(name));
+        }
+        operator(&mut source, &mut this)?;
+        source.copy_back()?;
         words
             .iter_mut()
             .zip(this.into_outputs())
@@ -200,6 +163,8 @@ pub fn take_refusal(text: &str) -> Option<Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CStr;
+
     use super::*;
 
     #[test]

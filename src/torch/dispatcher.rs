@@ -24,6 +24,7 @@ functions! {
     Functions {
         fn aoti_torch_library_init_impl(*const c_char, *const c_char, *const c_char, u32, *mut *mut c_void) -> i32;
         fn torch_library_impl(*mut c_void, *const c_char, Kernel, u64) -> i32;
+        fn aoti_torch_grad_mode_is_enabled() -> bool;
         fn aoti_torch_check(bool, *const c_char, *const c_char, u32, *const c_char);
         fn torch_list_size(*mut c_void, *mut usize) -> i32;
         fn torch_list_get_item(*mut c_void, usize, *mut Word) -> i32;
@@ -102,6 +103,12 @@ impl Dispatcher {
             return Err(shims::shims().with_reason(&refused));
         }
         Ok(())
+    }
+
+    /// Returns true outside of `torch.no_grad()`.
+    pub fn grad_mode_is_enabled(&self) -> bool {
+        // SAFETY: it takes nothing.
+        unsafe { (self.functions.aoti_torch_grad_mode_is_enabled)() }
     }
 
     /// Takes the word that an optional of the stack points to; None if it is null.

@@ -1,6 +1,8 @@
 //! torch tensors that a call owns: its arguments, its outputs and its scratch memory.
 
-use super::shims::{Handle, Properties, shims};
+use std::ffi::c_void;
+
+use super::shims::{Functions, Handle, Properties, shims};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Dtype, Tensor, dtypes_of};
 
@@ -12,6 +14,12 @@ impl Owned {
     /// The caller owns `handle`, a live tensor, and does not use it again.
     pub unsafe fn new(handle: Handle) -> Owned {
         Owned(handle)
+    }
+
+    /// Returns the tensor that a shim makes; None if it fails.
+    fn made(make: impl FnOnce(&Functions, *mut Handle) -> i32) -> Option<Owned> {
+        let mut handle = std::ptr::null_mut();
+        (make(&shims().functions, &mut handle) == 0).then_some(Owned(handle))
     }
 
     /// Gives the handle away, with the duty to delete it.
@@ -28,8 +36,13 @@ impl Owned {
         for axis in (1..sizes.len()).rev() {
             strides[axis - 1] = strides[axis].saturating_mul(sizes[axis].max(1));
         }
-        let handle = shims().empty_strided(&sizes, &strides, dtype, device_numbers(device));
-        handle.map(Owned).ok_or_else(|| {
+        let ([kind, index], rank) = (device_numbers(device), sizes.len() as i64);
+        let (sizes, strides) = (sizes.as_ptr(), strides.as_ptr());
+        // SAFETY: as many strides as sizes, and room for the handle.
+        let empty = |f: &Functions, to| unsafe {
+            (f.aoti_torch_empty_strided)(rank, sizes, strides, dtype, kind, index, to)
+        };
+        Owned::made(empty).ok_or_else(|| {
             let numbers = shape.iter().fold(1usize, |product, &size| product.saturating_mul(size));
             Error::Allocation {
                 bytes: numbers.saturating_mul(dtype_of(dtype).map_or(1, Dtype::size)),
@@ -41,12 +54,8 @@ impl Owned {
     /// Returns the stand-in for an absent output, None in Python.
     pub fn undefined() -> Result<Owned> {
         let refused = || Error::Internal(shims().with_reason("torch could not make an undefined tensor"));
-        shims().undefined().map(Owned).ok_or_else(refused)
-    }
-
-    /// Allocates so many bytes, aligned to 16 at least.
-    pub fn bytes(count: usize, device: &Device) -> Result<Owned> {
-        Owned::empty(&[count], BYTE, device)
+        // SAFETY: room for the handle.
+        Owned::made(|f, to| unsafe { (f.aoti_torch_new_uninitialized_tensor)(to) }).ok_or_else(refused)
     }
 
     /// Returns the address of the first element.
@@ -99,9 +108,9 @@ impl Owned {
     /// Copies the elements of a tensor of the same shape.
     pub fn copy_from(&self, other: &Owned) -> Result<()> {
         // SAFETY: two live tensors.
-        match unsafe { shims().copy(self.0, other.0) } {
-            true => Ok(()),
-            false => Err(Error::Internal(shims().with_reason("torch could not copy a tensor"))),
+        match unsafe { (shims().functions.aoti_torch_copy_)(self.0, other.0, 0) } {
+            0 => Ok(()),
+            _ => Err(Error::Internal(shims().with_reason("torch could not copy a tensor"))),
         }
     }
 
@@ -114,7 +123,7 @@ impl Owned {
 impl Drop for Owned {
     fn drop(&mut self) {
         // SAFETY: owned, and not used again.
-        unsafe { shims().delete_tensor(self.0) };
+        unsafe { (shims().functions.aoti_torch_delete_tensor_object)(self.0) };
     }
 }
 
@@ -123,17 +132,15 @@ pub fn last_axis_first(from: &Tensor) -> Result<Owned> {
     let &[a, b, c] = from.shape.as_slice() else { unreachable!("a weight over time has three axes") };
     let copy = Owned::empty(&[c, a, b], number_of(from.dtype), &from.device)?;
     let [device_type, device_index] = device_numbers(&from.device);
-    let view = Properties {
-        data: from.address() as *mut u8,
-        sizes: &[c, a, b].map(|size| size as i64),
-        strides: &[1, b * c, c].map(|stride| stride as i64),
-        dtype: number_of(from.dtype),
-        device_type,
-        device_index,
+    let (data, dtype) = (from.address() as *mut c_void, number_of(from.dtype));
+    let [sizes, strides] = [[c, a, b], [1, b * c, c]].map(|numbers| numbers.map(|number| number as i64));
+    let (sizes, strides) = (sizes.as_ptr(), strides.as_ptr());
+    // SAFETY: these are the elements of `from`, which outlives the view, and there is room for the handle.
+    let view = |f: &Functions, to| unsafe {
+        let view_of = f.aoti_torch_create_tensor_from_blob;
+        view_of(data, 3, sizes, strides, 0, dtype, device_type, device_index, to)
     };
-    // SAFETY: these are the elements of `from`, which outlives the view.
-    let view = unsafe { shims().view_of(&view) }
-        .map(Owned)
+    let view = Owned::made(view)
         .ok_or_else(|| Error::Internal(shims().with_reason("torch could not view a weight")))?;
     copy.copy_from(&view)?;
     Ok(copy)

@@ -1,12 +1,11 @@
-//! The interface to torch: its C `shims`, the tensors that a call owns (`memory`), a call's device ([`run`]), checked
-//! problems and where they [`execute`]. For Python there are also the `dispatcher`, the [`source`] of arguments and the
-//! [`stack`] that is one, the [`operators`], and how they are registered and refuse ([`dispatch`]).
+//! The interface to torch: its C `shims`, the tensors that a call owns (`memory`), a call's device ([`run`]).
+//! For Python there are also the `dispatcher`, the [`source`] of arguments and the
+//! [`stack`] that is one, the [`operators`], and how they are registered and refuse a call ([`dispatch`]).
 
 #[cfg(feature = "python")]
 pub mod dispatch;
 #[cfg(feature = "python")]
 mod dispatcher;
-pub mod execute;
 pub(crate) mod memory;
 #[cfg(feature = "python")]
 pub mod operators;

@@ -1,129 +1,116 @@
-//! The operators of the library `ddl`, without their autograd: each takes its arguments, in the order of the schema in
-//! python/ddl/ops/declarations.py, and runs. All arguments are taken before the first is judged (see [`Source`]).
+//! The operators of the library `ddl`, without their autograd: each takes its arguments by their names in
+//! python/ddl/ops/declarations.py, and runs.
 //! The outputs reach torch through the [`Caller`], which owns them; the views that `forward` returns are not needed here.
 //!
 //! A forward that `saves` returns what its backward needs. One that does not is a step of a sequence in pieces: it
 //! takes what earlier tokens left, and returns what these leave for the next.
 
-use super::execute::{self, backward, forward};
-use super::run::Caller;
-use super::source::{Overwritten, Source};
+use super::source::Source;
 use crate::error::{Error, Result};
-use crate::problem::{DeltaRule, Expand, Given, Incoming, Link, RewriteRead, Saved, SavedOverTime, Write};
+use crate::execute::{self, Caller};
+use crate::problem::{
+    DeltaRule, Erase, Expand, Given, Incoming, Link, Read, RewriteRead, Saved, SavedOverTime, Write,
+    joined_len, parts_of,
+};
+use crate::records;
 use crate::tensor::Tensor;
 
-// --- forward --------------------------------------------------------------------------------------
+// --- rewrite, read and rewrite_read ---------------------------------------------------------------
 
 pub fn rewrite(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    let (state, write) = (from.tensor("state"), from.write());
-    let (eps_k, erase) = (from.float("eps_k"), from.erase());
-    let saves = from.boolean("saves");
-    from.finish()?;
-    let write = Write { eps_k, erase: erase?, ..write };
-    let problem = RewriteRead::new(state, Some(write), None)?;
-    forward(&problem.that_saves(saves, None)?, None, run).map(drop)
+    forward(Some(write(from)?), None, from, run)
 }
 
 pub fn read(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    let (state, mut read) = (from.tensor("state"), from.read());
-    let document_starts = from.optional_tensor("document_starts");
-    from.numbers_of(&mut read);
-    let context_dtype = from.optional_dtype("context_dtype");
-    let (pending, saves) = (from.optional_tensor("pending"), from.boolean("saves"));
-    from.finish()?;
-    let problem = RewriteRead::new(state, None, Some(read))?.with_documents(document_starts)?;
-    forward(&problem.that_saves(saves, pending)?, context_dtype, run).map(drop)
+    forward(None, Some(read_of(from)?), from, run)
 }
 
-/// The anchor and the chain are for the backward alone, which gets them as `state` and `chain`.
 pub fn rewrite_read(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    let (state, write, mut read) = (from.tensor("state"), from.write(), from.read());
-    let (document_starts, chain) = (from.optional_tensor("document_starts"), from.optional_tensors("chain"));
-    let (eps_k, erase) = (from.float("eps_k"), from.erase());
-    from.numbers_of(&mut read);
-    let (context_dtype, anchor) = (from.optional_dtype("context_dtype"), from.optional_tensor("anchor"));
-    let (pending, saves) = (from.optional_tensor("pending"), from.boolean("saves"));
-    from.finish()?;
-    let links = chain.map_or(0, |chain| chain.len());
-    if anchor.is_none() && links > 0 {
-        return Err(Error::Argument(format!("`chain` must come with an `anchor`, got {links} tensors")));
-    }
-    let write = Write { eps_k, erase: erase?, ..write };
-    let problem = RewriteRead::new(state, Some(write), Some(read))?.with_documents(document_starts)?;
-    forward(&problem.that_saves(saves, pending)?, context_dtype, run).map(drop)
+    forward(Some(write(from)?), Some(read_of(from)?), from, run)
 }
-
-// --- backward -------------------------------------------------------------------------------------
 
 pub fn rewrite_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    let incoming = Incoming { grad_new_state: Some(from.tensor("grad_new_state")), ..Incoming::default() };
-    let (state, write) = (from.tensor("state"), from.write());
-    let (eps_k, erase) = (from.float("eps_k"), from.erase());
-    let (stats, wanted) = (from.optional_tensor("stats"), from.integer("wanted"));
-    from.finish()?;
-    let problem = RewriteRead::new(state, Some(Write { eps_k, erase: erase?, ..write }), None)?;
-    let saved = with_stats(Saved::default(), stats, &problem)?;
-    backward(&problem, &incoming, &saved, wanted, None, run).map(drop)
+    backward(Some(write(from)?), None, false, from, run)
 }
 
 pub fn read_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    let incoming = from.gradients_of_read();
-    let (state, mut read) = (from.tensor("state"), from.read());
-    let document_starts = from.optional_tensor("document_starts");
-    from.numbers_of(&mut read);
-    let (saved, stats) = from.saved();
-    let wanted = from.integer("wanted");
-    from.finish()?;
-    let problem = RewriteRead::new(state, None, Some(read))?.with_documents(document_starts)?;
-    let saved = with_stats(saved, stats, &problem)?;
-    backward(&problem, &incoming, &saved, wanted, None, run).map(drop)
+    backward(None, Some(read_of(from)?), false, from, run)
 }
 
 pub fn rewrite_read_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    let grad_new_state = from.optional_tensor("grad_new_state");
-    backward_of_both(grad_new_state, None, from, run)
+    backward(Some(write(from)?), Some(read_of(from)?), false, from, run)
 }
 
 /// Compiled graphs know when the gradient of X' is not needed again. Registered for the CPU alone: a GPU stores
 /// without loading the cache line first, so overwriting would save it no traffic.
 pub fn overwriting_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    let Overwritten { tensor, copy } = from.overwritten_tensor("grad_new_state");
-    backward_of_both(None, Some(tensor), from, run)?;
-    Overwritten::copy_back(copy)
+    backward(Some(write(from)?), Some(read_of(from)?), true, from, run)
 }
 
-fn backward_of_both(
-    grad_new_state: Option<Tensor>,
-    overwritten: Option<Tensor>,
+/// The anchor and the chain are for the backward alone, which gets them as `state` and `chain`.
+fn forward(
+    write: Option<Write>,
+    read: Option<Read>,
     from: &mut dyn Source,
     run: &mut dyn Caller,
 ) -> Result<()> {
-    let incoming = Incoming { grad_new_state, ..from.gradients_of_read() };
-    let (state, write, mut read) = (from.tensor("state"), from.write(), from.read());
-    let (document_starts, chain) = (from.optional_tensor("document_starts"), from.optional_tensors("chain"));
-    let (eps_k, erase) = (from.float("eps_k"), from.erase());
-    from.numbers_of(&mut read);
-    let (saved, stats) = from.saved();
-    let wanted = from.integer("wanted");
-    from.finish()?;
-    let write = Write { eps_k, erase: erase?, ..write };
-    let problem = RewriteRead::new(state, Some(write), Some(read))?;
-    let links = links(chain.unwrap_or_default(), &problem)?;
-    let problem = problem.with_chain(links)?.with_documents(document_starts)?;
-    let saved = with_stats(saved, stats, &problem)?;
-    backward(&problem, &incoming, &saved, wanted, overwritten, run).map(drop)
+    let links = from.optional::<Vec<Tensor>>("chain")?.map_or(0, |chain| chain.len());
+    if links > 0 && from.optional::<Tensor>("anchor")?.is_none() {
+        return Err(Error::Argument(format!("`chain` must come with an `anchor`, got {links} tensors")));
+    }
+    let problem = RewriteRead::new(from.tensor("state")?, write, read)?
+        .with_documents(from.optional("document_starts")?)?
+        .that_saves(from.number("saves")?, from.optional("pending")?)?;
+    execute::forward(&problem, from.optional("context_dtype")?, run).map(drop)
 }
 
-/// Adds the statistics of the rewrite and of the read, which the forward returned one after the other.
-fn with_stats(saved: Saved, stats: Option<Tensor>, problem: &RewriteRead) -> Result<Saved> {
-    let Some(joined) = stats else { return Ok(saved) };
-    let shapes = problem.output_shapes();
-    let len = |shape: &Option<Vec<usize>>| shape.as_ref().map_or(0, |shape| shape.iter().product());
-    let (of_rewrite, of_read): (usize, usize) = (len(&shapes.stats), len(&shapes.rstd));
-    joined.expect_shape(&[of_rewrite + of_read])?;
-    let part = |name, first, shape: Option<Vec<usize>>| shape.map(|shape| joined.part(name, first, shape));
-    let stats = part("stats", 0, shapes.stats);
-    Ok(Saved { stats, rstd: part("stats", of_rewrite, shapes.rstd), ..saved })
+fn backward(
+    write: Option<Write>,
+    read: Option<Read>,
+    overwrites: bool,
+    from: &mut dyn Source,
+    run: &mut dyn Caller,
+) -> Result<()> {
+    let mut incoming: Incoming =
+        records::Incoming::<()>::default().try_map(&mut |name, _: &()| from.optional(name))?;
+    let overwritten = incoming.grad_new_state.take_if(|_| overwrites);
+    let problem = RewriteRead::new(from.tensor("state")?, write, read)?;
+    let chain = links(from.optional("chain")?.unwrap_or_default(), &problem)?;
+    let problem = problem.with_chain(chain)?.with_documents(from.optional("document_starts")?)?;
+    let saved = saved(from, &problem)?;
+    execute::backward(&problem, &incoming, &saved, from.number("wanted")?, overwritten, run).map(drop)
+}
+
+fn write(from: &mut dyn Source) -> Result<Write> {
+    let erase = match from.number("erase")? {
+        0 => Erase::Tied,
+        1 => Erase::None,
+        other => return Err(Error::Argument(format!("`erase` must be 0 or 1, got {other}"))),
+    };
+    let eps_k = from.number("eps_k")?;
+    records::Write { direction: (), value: (), gate: (), eps_k, erase }
+        .try_map(&mut |name, _: &()| from.tensor(name))
+}
+
+fn read_of(from: &mut dyn Source) -> Result<Read> {
+    let numbers = records::Read::<()> {
+        norm_eps: from.optional("norm_eps")?,
+        value_scale: from.optional("value_scale")?,
+        value_from_compressed: from.number("value_from_compressed")?,
+        ..Default::default()
+    };
+    numbers.try_map(&mut |name, _: &()| from.optional(name))
+}
+
+/// Takes what the forward saved; its `stats` hold several statistics.
+fn saved(from: &mut dyn Source, problem: &RewriteRead) -> Result<Saved> {
+    let (new_value, new_gate) = (from.optional("new_value")?, from.optional("new_gate")?);
+    let saved = Saved { new_value, new_gate, compressed: from.optional("compressed")?, ..Saved::default() };
+    let Some(joined) = from.optional::<Tensor>("stats")? else { return Ok(saved) };
+    let statistics = problem.statistics();
+    joined.expect_shape(&[joined_len(&statistics)])?;
+    let [stats, rstd] = parts_of(&joined, statistics);
+    Ok(Saved { stats, rstd, ..saved })
 }
 
 /// Groups a chain's tensors, four of each rewrite, all of which have the ε_k of the problem's and erase alike.
@@ -154,62 +141,51 @@ fn links(chain: Vec<Tensor>, problem: &RewriteRead) -> Result<Vec<Link>> {
 // --- expand ---------------------------------------------------------------------------------------
 
 pub fn expand(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    let (x, weight) = (from.tensor("x"), from.optional_tensor("weight"));
-    let document_starts = from.optional_tensor("document_starts");
-    let value_channels = from.integer("value_channels");
-    let (before, saves) = (from.optional_tensor("before"), from.boolean("saves"));
-    from.finish()?;
-    let problem = Expand::new(x, weight, value_channels)?.with_documents(document_starts)?;
+    let (problem, before) = (expansion(from)?, from.optional("before")?);
+    let saves: bool = from.number("saves")?;
     if saves && before.is_some() {
         return Err(Error::Argument("`before` must be None in a call that saves, got a tensor".into()));
     }
     if saves || (before.is_none() && problem.leaves_nothing()) {
-        return execute::expand(&problem, false, run);
+        return execute::expand(&problem, false, run).map(drop);
     }
-    execute::expand(&problem.with_before(before)?, true, run)
+    execute::expand(&problem.with_before(before)?, true, run).map(drop)
 }
 
 pub fn expand_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    let (grad_state, x, weight) =
-        (from.tensor("grad_state"), from.tensor("x"), from.optional_tensor("weight"));
-    let document_starts = from.optional_tensor("document_starts");
-    let (value_channels, wanted) = (from.integer("value_channels"), from.integer("wanted"));
-    from.finish()?;
-    let problem = Expand::new(x, weight, value_channels)?.with_documents(document_starts)?;
-    execute::expand_backward(&problem, &grad_state, wanted, run)
+    let (problem, grad_state) = (expansion(from)?, from.tensor("grad_state")?);
+    execute::expand_backward(&problem, &grad_state, from.number("wanted")?, run).map(drop)
+}
+
+fn expansion(from: &mut dyn Source) -> Result<Expand> {
+    Expand::new(from.tensor("x")?, from.optional("weight")?, from.number("value_channels")?)?
+        .with_documents(from.optional("document_starts")?)
 }
 
 // --- over time ------------------------------------------------------------------------------------
 
 pub fn delta_rule(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    let given = Given {
-        q: from.tensor("q"),
-        k: from.tensor("k"),
-        v: from.tensor("v"),
-        beta: from.tensor("beta"),
-        g: from.optional_tensor("g"),
-        initial_state: from.optional_tensor("initial_state"),
-        document_starts: from.optional_tensor("document_starts"),
-        scale: from.optional_float("scale"),
-    };
-    let saves = from.boolean("saves");
-    from.finish()?;
-    execute::delta_rule(&DeltaRule::new(given)?, saves, run)
+    execute::delta_rule(&over_time(from)?, from.number("saves")?, run)
 }
 
 pub fn delta_rule_backward(from: &mut dyn Source, run: &mut dyn Caller) -> Result<()> {
-    let [grad_y, grad_final_state] = ["grad_y", "grad_final_state"].map(|name| from.optional_tensor(name));
-    let [q, k, v, beta] = ["q", "k", "v", "beta"].map(|name| from.tensor(name));
-    let [g, initial_state, document_starts] =
-        ["g", "initial_state", "document_starts"].map(|name| from.optional_tensor(name));
-    let scale = from.optional_float("scale");
-    let [errors, states] = ["errors", "states"].map(|name| from.optional_tensor(name));
-    let wanted = from.integer("wanted");
-    from.finish()?;
-    let (Some(errors), Some(states)) = (errors, states) else {
+    let (Some(errors), Some(states)) = (from.optional("errors")?, from.optional("states")?) else {
         return Err(Error::Argument("`errors` and `states` must be what the forward saved, got None".into()));
     };
-    let problem = DeltaRule::new(Given { q, k, v, beta, g, scale, initial_state, document_starts })?;
+    let (grad_y, grad_final_state) = (from.optional("grad_y")?, from.optional("grad_final_state")?);
     let saved = SavedOverTime { errors, states, grad_y, grad_final_state };
-    execute::delta_rule_backward(&problem, &saved, wanted, run)
+    execute::delta_rule_backward(&over_time(from)?, &saved, from.number("wanted")?, run)
+}
+
+fn over_time(from: &mut dyn Source) -> Result<DeltaRule> {
+    DeltaRule::new(Given {
+        q: from.tensor("q")?,
+        k: from.tensor("k")?,
+        v: from.tensor("v")?,
+        beta: from.tensor("beta")?,
+        g: from.optional("g")?,
+        initial_state: from.optional("initial_state")?,
+        document_starts: from.optional("document_starts")?,
+        scale: from.optional("scale")?,
+    })
 }

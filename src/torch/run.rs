@@ -3,30 +3,14 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::memory::{Owned, last_axis_first, number_of};
+use super::memory::{BYTE, Owned, last_axis_first, number_of};
 use super::shims::shims;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, Call, Memory};
 use crate::error::{Error, Result};
+use crate::execute::{self, Caller, Target};
 use crate::problem::Allocate;
 use crate::tensor::{Device, Dtype, Tensor};
-
-/// The caller of an operator, which allocates its outputs and says where it runs.
-pub trait Caller: Allocate {
-    /// Returns where the operator runs: where `tensor` is.
-    fn target<'a>(&self, tensor: &'a Tensor) -> Result<Target<'a>>;
-
-    /// Returns the threads of an operator that runs on CPUs alone; fails if `tensor` is elsewhere.
-    fn threads(&self, tensor: &Tensor) -> Result<usize> {
-        match self.target(tensor)? {
-            Target::Cpu { threads } => Ok(threads),
-            Target::Gpu(_) => {
-                let (expected, got) = (Device::Cpu.to_string(), tensor.device.to_string());
-                Err(Error::Device { name: tensor.name, expected, got })
-            }
-        }
-    }
-}
 
 /// What is done with a call from torch.
 #[derive(Default)]
@@ -81,37 +65,53 @@ impl Run {
 
 impl Caller for Run {
     /// A listing is made by its own device.
-    fn target<'a>(&self, tensor: &'a Tensor) -> Result<Target<'a>> {
+    fn target(&self, tensor: &Tensor) -> Result<Target> {
         let (device, stream, tensors_on) = match &self.purpose {
             #[cfg(feature = "python")]
             Purpose::Check => return Err(Error::Checked),
             #[cfg(feature = "python")]
             Purpose::List(device) => (device.clone(), 0, None),
             Purpose::Run => match device_of(tensor)? {
-                Some((device, stream)) => (device, stream, Some(&tensor.device)),
+                Some((device, stream)) => (device, stream, Some(tensor.device.clone())),
                 None => return Ok(Target::Cpu { threads: shims().threads() }),
             },
         };
-        Ok(Target::Gpu(Gpu { device, stream, memory: Scratch { tensors_on, held: RefCell::default() } }))
+        Ok(Target::Gpu(Box::new(Gpu { device, stream, tensors_on, held: RefCell::default() })))
     }
 }
 
-/// Where an operator runs.
-pub enum Target<'a> {
-    Cpu { threads: usize },
-    Gpu(Gpu<'a>),
-}
-
-/// A GPU, its stream, and the memory that one call takes there.
-pub struct Gpu<'a> {
+/// A GPU, its stream, and memory from torch, held until the kernels are launched: the stream orders later uses after them.
+struct Gpu {
     device: Arc<dyn Backend>,
     stream: u64,
-    memory: Scratch<'a>,
+    /// None if the kernels are only listed
+    tensors_on: Option<Device>,
+    held: RefCell<Vec<Owned>>,
 }
 
-impl Gpu<'_> {
-    pub fn call(&self) -> Call<'_> {
-        Call { device: &*self.device, stream: self.stream, memory: &self.memory }
+impl execute::Gpu for Gpu {
+    fn call(&self) -> Call<'_> {
+        Call { device: &*self.device, stream: self.stream, memory: self }
+    }
+}
+
+impl Gpu {
+    fn hold(&self, make: impl FnOnce(&Device) -> Result<Owned>) -> Result<u64> {
+        let Some(device) = &self.tensors_on else { return Ok(0) };
+        let owned = make(device)?;
+        let address = owned.address();
+        self.held.borrow_mut().push(owned);
+        Ok(address)
+    }
+}
+
+impl Memory for Gpu {
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.hold(|device| Owned::empty(&[bytes], BYTE, device)) // torch aligns to 16 at least
+    }
+
+    fn last_axis_first(&self, weight: &Tensor) -> Result<u64> {
+        self.hold(|_| last_axis_first(weight))
     }
 }
 
@@ -124,7 +124,7 @@ impl Allocate for Run {
         beside: &Tensor,
     ) -> Result<Tensor> {
         if !self.has_memory() {
-            return Ok(Tensor::fake(name, shape.to_vec(), dtype, 0));
+            return Ok(Tensor::fake(name, shape.to_vec(), dtype, Device::Cuda(0), 0));
         }
         let owned = Owned::empty(shape, number_of(dtype), &beside.device)?;
         let (tensor, _) = owned.view(name)?;
@@ -156,32 +156,5 @@ fn device_of(tensor: &Tensor) -> Result<Option<(Arc<dyn Backend>, u64)>> {
         Device::Elsewhere(got) => {
             Err(Error::Device { name: tensor.name, expected: "cpu or cuda".into(), got: got.clone() })
         }
-    }
-}
-
-/// Memory from torch, held until the kernels are launched: the stream orders later uses after them. None, if the
-/// kernels are only listed.
-struct Scratch<'a> {
-    tensors_on: Option<&'a Device>,
-    held: RefCell<Vec<Owned>>,
-}
-
-impl Scratch<'_> {
-    fn hold(&self, make: impl FnOnce(&Device) -> Result<Owned>) -> Result<u64> {
-        let Some(device) = self.tensors_on else { return Ok(0) };
-        let owned = make(device)?;
-        let address = owned.address();
-        self.held.borrow_mut().push(owned);
-        Ok(address)
-    }
-}
-
-impl Memory for Scratch<'_> {
-    fn allocate(&self, bytes: usize) -> Result<u64> {
-        self.hold(|device| Owned::bytes(bytes, device))
-    }
-
-    fn last_axis_first(&self, weight: &Tensor) -> Result<u64> {
-        self.hold(|_| last_axis_first(weight))
     }
 }

@@ -35,7 +35,6 @@ functions! {
         fn aoti_torch_copy_(Handle, Handle, i32) -> i32;
         fn aoti_torch_new_uninitialized_tensor(*mut Handle) -> i32;
         fn aoti_torch_delete_tensor_object(Handle) -> i32;
-        fn aoti_torch_grad_mode_is_enabled() -> bool;
         fn torch_get_num_threads(*mut u32) -> i32;
     }
 }
@@ -52,7 +51,7 @@ functions! {
 
 /// The shims of this process.
 pub struct Shims {
-    functions: Functions,
+    pub functions: Functions,
     messages: Option<Messages>,
     /// the folder of torch's libraries
     folder: PathBuf,
@@ -63,10 +62,8 @@ static SHIMS: OnceLock<Shims> = OnceLock::new();
 /// Finds the shims in `libtorch_cpu`, the library at this path that Python has open.
 #[cfg(feature = "python")]
 pub fn find(library: &Library, libtorch_cpu: &str) -> std::result::Result<(), String> {
-    let functions = Functions::load(library)?;
-    let messages = Messages::load(library).ok();
-    let folder = Path::new(libtorch_cpu).parent().map(Path::to_path_buf).unwrap_or_default();
-    SHIMS.get_or_init(|| Shims { functions, messages, folder });
+    let shims = Shims::load(library, |_| Some(libtorch_cpu.into()))?;
+    SHIMS.get_or_init(|| shims);
     Ok(())
 }
 
@@ -76,15 +73,8 @@ pub fn find_linked() -> Result<&'static Shims> {
     if let Some(shims) = SHIMS.get() {
         return Ok(shims);
     }
-    let program = Library::global();
-    let load = || {
-        let functions = Functions::load(&program)?;
-        let messages = Messages::load(&program).ok();
-        let file = crate::library::file_of(functions.aoti_torch_get_dim as *const c_void);
-        let folder = file.as_deref().and_then(Path::parent).map(Path::to_path_buf).unwrap_or_default();
-        Ok(Shims { functions, messages, folder })
-    };
-    let found = load().map_err(|reason: String| {
+    let file = |f: &Functions| crate::library::file_of(f.aoti_torch_get_dim as *const c_void);
+    let found = Shims::load(&Library::global(), file).map_err(|reason| {
         Error::Internal(format!("ddl-rs needs a libtorch of version 2.10 or newer: {reason}"))
     })?;
     // site-packages/torch/lib, or the lib of a downloaded libtorch
@@ -108,6 +98,16 @@ pub struct Properties<'a> {
 }
 
 impl Shims {
+    /// `file` finds the file of torch's library.
+    fn load(
+        library: &Library,
+        file: impl FnOnce(&Functions) -> Option<PathBuf>,
+    ) -> std::result::Result<Shims, String> {
+        let functions = Functions::load(library)?;
+        let folder = file(&functions).as_deref().and_then(Path::parent).map(Path::to_path_buf);
+        Ok(Shims { functions, messages: Messages::load(library).ok(), folder: folder.unwrap_or_default() })
+    }
+
     /// Returns the sentence with the reason for which a shim has just failed on this thread, if torch keeps it.
     pub fn with_reason(&self, sentence: &str) -> String {
         let Some(messages) = &self.messages else {
@@ -151,87 +151,6 @@ impl Shims {
         };
         let (sizes, strides) = (slice(sizes), slice(strides));
         Some(Properties { data: data.cast(), sizes, strides, dtype, device_type, device_index })
-    }
-
-    /// Allocates a tensor; None if there is too little memory.
-    pub fn empty_strided(
-        &self,
-        sizes: &[i64],
-        strides: &[i64],
-        dtype: i32,
-        device: [i32; 2],
-    ) -> Option<Handle> {
-        let (mut handle, [kind, index]) = (null_mut(), device);
-        // SAFETY: as many strides as sizes, and room for the handle.
-        let status = unsafe {
-            (self.functions.aoti_torch_empty_strided)(
-                sizes.len() as i64,
-                sizes.as_ptr(),
-                strides.as_ptr(),
-                dtype,
-                kind,
-                index,
-                &mut handle,
-            )
-        };
-        (status == 0).then_some(handle)
-    }
-
-    /// Makes an undefined tensor, which is None in Python.
-    pub fn undefined(&self) -> Option<Handle> {
-        let mut handle = null_mut();
-        // SAFETY: room for the handle.
-        let status = unsafe { (self.functions.aoti_torch_new_uninitialized_tensor)(&mut handle) };
-        (status == 0).then_some(handle)
-    }
-
-    /// Returns true outside of `torch.no_grad()`.
-    #[cfg(feature = "python")]
-    pub fn grad_mode_is_enabled(&self) -> bool {
-        // SAFETY: it takes nothing.
-        unsafe { (self.functions.aoti_torch_grad_mode_is_enabled)() }
-    }
-
-    /// Makes a tensor of memory that somebody else owns.
-    ///
-    /// # Safety
-    /// The memory holds all elements, and outlives the handle.
-    pub unsafe fn view_of(&self, memory: &Properties<'_>) -> Option<Handle> {
-        let mut handle = null_mut();
-        let Properties { data, sizes, strides, dtype, device_type, device_index } = *memory;
-        // SAFETY: as many strides as sizes, room for the handle, and the contract above.
-        let status = unsafe {
-            (self.functions.aoti_torch_create_tensor_from_blob)(
-                data.cast(),
-                sizes.len() as i64,
-                sizes.as_ptr(),
-                strides.as_ptr(),
-                0,
-                dtype,
-                device_type,
-                device_index,
-                &mut handle,
-            )
-        };
-        (status == 0).then_some(handle)
-    }
-
-    /// Copies a tensor's elements; false if torch refuses.
-    ///
-    /// # Safety
-    /// Both are live tensors.
-    pub unsafe fn copy(&self, to: Handle, from: Handle) -> bool {
-        // SAFETY: the contract above.
-        unsafe { (self.functions.aoti_torch_copy_)(to, from, 0) == 0 }
-    }
-
-    /// Gives a tensor back.
-    ///
-    /// # Safety
-    /// The caller owns the handle, and does not use it again.
-    pub unsafe fn delete_tensor(&self, handle: Handle) {
-        // SAFETY: the contract above.
-        unsafe { (self.functions.aoti_torch_delete_tensor_object)(handle) };
     }
 
     /// Returns the number of threads that torch's operators use.

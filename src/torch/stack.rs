@@ -3,139 +3,110 @@
 use super::dispatcher::{Word, dispatcher};
 use super::memory::{Owned, dtype_of};
 use super::shims::Handle;
-use super::source::{Overwritten, Source, placeholder};
+use super::source::{Kind, Source, Value};
 use crate::error::{Error, Result};
-use crate::tensor::{Dtype, Tensor, dtypes_of};
+use crate::tensor::{Tensor, dtypes_of};
 
-/// The dispatcher's stack.
-pub struct Stack<'a> {
-    words: std::slice::Iter<'a, Word>,
+/// An argument in an operator's schema.
+pub struct Declared {
+    name: &'static str,
+    kind: Kind,
+    is_optional: bool,
+    is_overwritten: bool,
+}
+
+impl Declared {
+    /// Parses a declaration such as `Tensor? compress`, which lives as long as the process.
+    pub fn parse(declaration: &'static str) -> std::result::Result<Declared, String> {
+        let (kind, name) = declaration.split_once(' ').unwrap_or_default();
+        let (is_optional, is_overwritten) = (kind.ends_with('?'), kind.contains('!'));
+        let kind = match kind.trim_end_matches('?') {
+            "Tensor" | "Tensor(a!)" => Kind::Tensor,
+            "Tensor[]" => Kind::Tensors,
+            "float" => Kind::Float,
+            "int" => Kind::Integer,
+            "bool" => Kind::Boolean,
+            "ScalarType" => Kind::Dtype,
+            _ => return Err(format!("`{declaration}` has a type that no operator takes")),
+        };
+        Ok(Declared { name, kind, is_optional, is_overwritten })
+    }
+}
+
+/// The arguments of a call.
+pub struct Stack {
+    values: Vec<(&'static str, Option<Value>)>,
     /// the tensors taken, alive until the call ends
     held: Vec<Owned>,
-    refused: Option<Error>,
+    /// (contiguous copy, original) of a tensor that the operator overwrites and that is not contiguous
+    overwritten: Option<(Owned, Owned)>,
 }
 
-impl<'a> Stack<'a> {
-    /// refused: why the call is refused whatever its arguments are.
+impl Stack {
+    /// Takes all words, which this call owns, before the first argument is refused.
     ///
     /// # Safety
-    /// `words` are the arguments that the dispatcher passed, and they are taken in the order of the operator's schema.
-    pub unsafe fn new(words: &'a [Word], refused: Option<Error>) -> Stack<'a> {
-        Stack { words: words.iter(), held: Vec::with_capacity(words.len()), refused }
-    }
-
-    fn word(&mut self) -> Word {
-        *self.words.next().expect("the schema has as many arguments as the declaration")
-    }
-
-    fn optional(&mut self) -> Option<Word> {
-        let word = self.word();
-        // SAFETY: the schema has an optional here (`Stack::new`).
-        unsafe { dispatcher().optional(word) }
-    }
-
-    fn owned(&mut self) -> Owned {
-        let word = self.word();
-        // SAFETY: the schema has a tensor here (`Stack::new`).
-        unsafe { Owned::new(word as Handle) }
-    }
-
-    fn hold(&mut self, name: &'static str, owned: Owned) -> Tensor {
-        if self.refused.is_some() {
-            return placeholder(name); // not copied for nothing
+    /// `words` are the arguments that the dispatcher passed to an operator with this schema.
+    pub unsafe fn take(words: &[Word], schema: &[Declared]) -> Result<Stack> {
+        let values = Vec::with_capacity(words.len());
+        let mut stack = Stack { values, held: Vec::with_capacity(words.len()), overwritten: None };
+        let mut refused = None;
+        for (word, declared) in words.iter().zip(schema) {
+            // SAFETY: the contract above.
+            match unsafe { stack.value(*word, declared) } {
+                Ok(value) => stack.values.push((declared.name, value)),
+                Err(reason) => _ = refused.get_or_insert(reason),
+            }
         }
-        let viewed = owned.contiguous(name);
-        self.keep(name, viewed.map(|(tensor, owned, _)| (tensor, owned)))
+        refused.map_or(Ok(stack), Err)
     }
 
-    /// Takes a list of tensors.
-    ///
     /// # Safety
-    /// `list` is one that this call owns, and that is not used again.
-    unsafe fn list(&mut self, name: &'static str, list: Word) -> Vec<Tensor> {
-        // SAFETY: the contract above.
-        let words = unsafe { dispatcher().list(list) };
-        // All are owned before the first is looked at.
-        // SAFETY: the elements are tensors, which are owned one by one.
-        let owned: Vec<Owned> = words.into_iter().map(|word| unsafe { Owned::new(word as Handle) }).collect();
-        owned.into_iter().map(|owned| self.hold(name, owned)).collect()
+    /// `word` is an argument that was declared so, and is not used again.
+    unsafe fn value(&mut self, mut word: Word, declared: &Declared) -> Result<Option<Value>> {
+        if declared.is_optional {
+            // SAFETY: the contract above.
+            let Some(value) = (unsafe { dispatcher().optional(word) }) else { return Ok(None) };
+            word = value;
+        }
+        // SAFETY: for tensors and the elements of lists, which are owned one by one.
+        let owned = |word: Word| unsafe { Owned::new(word as Handle) };
+        Ok(Some(match declared.kind {
+            Kind::Tensor => Value::Tensor(self.view(declared, owned(word))?),
+            Kind::Tensors => {
+                // SAFETY: the contract above. All tensors are owned before the first is viewed.
+                let list: Vec<Owned> = unsafe { dispatcher().list(word) }.into_iter().map(owned).collect();
+                let views = list.into_iter().map(|owned| self.view(declared, owned));
+                Value::Tensors(views.collect::<Result<_>>()?)
+            }
+            Kind::Float => Value::Float(f64::from_bits(word)),
+            Kind::Integer => Value::Integer(word as i64),
+            Kind::Boolean => Value::Boolean(word as u8 != 0),
+            Kind::Dtype => Value::Dtype(dtype_of(word as i32).ok_or_else(|| {
+                let (name, got) = (declared.name, format!("torch's dtype number {}", word as i32));
+                Error::Dtype { name, expected: dtypes_of(name), got }
+            })?),
+        }))
     }
 
-    fn keep(&mut self, name: &'static str, viewed: Result<(Tensor, Owned)>) -> Tensor {
-        match viewed {
-            Ok((tensor, owned)) => {
-                self.held.push(owned);
-                tensor
-            }
-            Err(reason) => {
-                self.refused.get_or_insert(reason);
-                placeholder(name)
-            }
+    fn view(&mut self, declared: &Declared, owned: Owned) -> Result<Tensor> {
+        let (tensor, owned, original) = owned.contiguous(declared.name)?;
+        match original.filter(|_| declared.is_overwritten) {
+            Some(original) => self.overwritten = Some((owned, original)),
+            None => self.held.push(owned),
         }
+        Ok(tensor)
+    }
+
+    /// Copies the result back if the copy of a tensor was overwritten.
+    pub fn copy_back(self) -> Result<()> {
+        self.overwritten.map_or(Ok(()), |(copy, original)| original.copy_from(&copy))
     }
 }
 
-impl Source for Stack<'_> {
-    fn tensor(&mut self, name: &'static str) -> Tensor {
-        let owned = self.owned();
-        self.hold(name, owned)
-    }
-
-    fn optional_tensor(&mut self, name: &'static str) -> Option<Tensor> {
-        let handle = self.optional()? as Handle;
-        // SAFETY: an optional tensor is owned, too.
-        let owned = unsafe { Owned::new(handle) };
-        Some(self.hold(name, owned))
-    }
-
-    fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten {
-        match self.owned().contiguous(name) {
-            Ok((tensor, copy, Some(original))) => Overwritten { tensor, copy: Some((copy, original)) },
-            Ok((tensor, owned, None)) => {
-                self.held.push(owned);
-                Overwritten { tensor, copy: None }
-            }
-            Err(reason) => {
-                self.refused.get_or_insert(reason);
-                Overwritten { tensor: placeholder(name), copy: None }
-            }
-        }
-    }
-
-    fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>> {
-        let list = self.optional()?;
-        // SAFETY: the schema has a list of tensors here (`Stack::new`), and it is taken once.
-        Some(unsafe { self.list(name, list) })
-    }
-
-    fn float(&mut self, _: &'static str) -> f64 {
-        f64::from_bits(self.word())
-    }
-
-    fn optional_float(&mut self, _: &'static str) -> Option<f64> {
-        self.optional().map(f64::from_bits)
-    }
-
-    fn integer(&mut self, _: &'static str) -> i64 {
-        self.word() as i64
-    }
-
-    fn boolean(&mut self, _: &'static str) -> bool {
-        self.word() as u8 != 0
-    }
-
-    fn optional_dtype(&mut self, name: &'static str) -> Option<Dtype> {
-        let number = self.optional()? as i32;
-        let dtype = dtype_of(number);
-        if dtype.is_none() {
-            let got = format!("torch's dtype number {number}");
-            let expected = dtypes_of(name);
-            self.refused.get_or_insert(Error::Dtype { name, expected, got });
-        }
-        dtype
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        self.refused.take().map_or(Ok(()), Err)
+impl Source for Stack {
+    fn take(&mut self, name: &'static str, _: Kind) -> Result<Option<Value>> {
+        let found = self.values.iter_mut().find(|(known, _)| *known == name);
+        Ok(found.and_then(|(_, value)| value.take()))
     }
 }

@@ -20,6 +20,7 @@ ORDER = {
         "problem",
         "cpu cuda",
         "delta_rule",
+        "execute",
         "slices torch",
         "python tch",
     ],
@@ -35,7 +36,7 @@ ORDER = {
     ],
     "slices": ["array memory", "expand rewrite_read"],
     "tch": ["call", "expand rewrite_read"],
-    "torch": ["shims", "dispatcher memory", "run source", "execute stack", "operators", "dispatch"],
+    "torch": ["shims", "dispatcher memory", "run source", "stack", "operators", "dispatch"],
     "cuda": ["kernel", "plan", "compile", "device", "auxiliary", "expand rewrite_read"],
 }
 PYTHON = {"error.rs", "python"}  # the only modules that may use PyO3

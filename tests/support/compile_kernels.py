@@ -36,9 +36,9 @@ def main(native: str, site_packages: str, architecture: str, *sizes: str) -> Non
     gpu = architecture.partition("cuda:")[2]
     warmup = module.Warmup(None if gpu else architecture, int(gpu or 0))
     for d in map(int, sizes):
-        state, direction = described(1, d, 1), described(1, d)
-        value, gate, eps_k = described(1, 1), described(1), 0.1
-        warmup.add("rewrite", [state, direction, value, gate, eps_k])
+        shapes = {"state": (1, d, 1), "direction": (1, d), "value": (1, 1), "gate": (1,)}
+        tensors = {name: described(*shape) for name, shape in shapes.items()}
+        warmup.add("rewrite", {**tensors, "eps_k": 0.1})
     print(json.dumps(warmup.compile()))
 
 

@@ -20,5 +20,5 @@ class Listing(TorchDispatchMode):
         namespace, _, name = func.name().partition("::")
         if namespace == "ddl":
             operator = name.partition(".")[0]  # without the overload
-            self.warmup.add(operator, [described(argument) for argument in args])
+            self.warmup.add(operator, described(func, args))
         return func(*args, **(kwargs or {}))

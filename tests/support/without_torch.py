@@ -1,4 +1,4 @@
-"""One call of an operator by native code alone: no torch, no package, no third party's code.
+"""One call of an operator by native code alone: no torch, and of the package declarations.py alone.
 
     python without_torch.py NATIVE STAND_IN < call.json
 
@@ -15,14 +15,16 @@ import importlib.util
 import json
 import sys
 from ctypes import byref, c_bool, c_double, c_int64, c_uint64, c_void_p
+from pathlib import Path
 from typing import Any
 
+DECLARATIONS = Path(__file__).parents[2] / "python" / "ddl" / "ops" / "declarations.py"
 FLOAT32 = 6  # torch's number
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.POINTER(c_uint64), c_uint64, c_uint64)
 
 
-def load(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location("_native", path)
+def load(name: str, path: str | Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -70,17 +72,17 @@ def word_of(torch: ctypes.CDLL, kind: str, value: Any) -> int:
 
 
 def main() -> None:
-    native, path = load(sys.argv[1]), sys.argv[2]
+    native, path = load("_native", sys.argv[1]), sys.argv[2]
     torch, given = ctypes.CDLL(path), json.load(sys.stdin)
+    operators = load("declarations", DECLARATIONS).OPERATORS
+    [operator] = [operator for operator in operators if operator.name == given["operator"]]
     try:
-        native.register(path)
+        native.register(path, operator.name, operator.declared, ["CPU", "CUDA"])
     except ImportError as error:
         print(json.dumps({"error": str(error)}))
         return
-    [(arguments, outputs)] = [
-        rest for name, *rest in native.operators() if name == given["operator"]
-    ]
-    schemas = [argument.split() for argument in arguments]
+    outputs = operator.outputs
+    schemas = [argument.split() for argument in operator.declared]
     words = [word_of(torch, kind, given["arguments"].get(name)) for kind, name in schemas]
     stack = (c_uint64 * max(len(words), len(outputs)))(*words)
     torch.stand_in_kernel.restype = c_void_p

@@ -1,8 +1,7 @@
 """The operators' declarations: names and types of arguments, names of outputs.
 
 Schema, fake implementation, autograd and the backward's own schema follow from them by name. Native
-code lists the same names in src/torch/operators.rs; tests/ops/test_declarations.py compares the
-two.
+code decodes calls by these schemas, and src/torch/operators.rs takes the arguments by their names.
 """
 
 from __future__ import annotations

@@ -32,7 +32,10 @@ def _register_kernels() -> None:
     torch_folder = Path(torch.__file__).parent
     suffix = "dylib" if sys.platform == "darwin" else "so"
     _native.search_nvrtc_in([str(torch_folder.parent), sys.prefix])
-    _native.register(str(torch_folder / "lib" / f"libtorch_cpu.{suffix}"))
+    library = str(torch_folder / "lib" / f"libtorch_cpu.{suffix}")
+    for operator in OPERATORS:
+        keys = ["CPU"] if operator.on_cpus_alone else ["CPU", "CUDA"]
+        _native.register(library, operator.name, operator.declared, keys)
 
 
 def _define(operator: Operator, overload: str = "") -> Any:

@@ -32,7 +32,7 @@ def check(operator: Operator, values: Sequence[Any]) -> None:
         if kind == "Tensor" or (kind == "Tensor?" and value is not None):
             check_is_dense(name, value)
     if not _is_symbolic(values):
-        _native.check(operator.name, described(values, lambda tensor: str(tensor.device)))
+        _native.check(operator.name, described(operator, values, lambda tensor: str(tensor.device)))
 
 
 def _is_symbolic(value: Any) -> bool:
@@ -43,16 +43,22 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, SYMBOLIC)
 
 
-def described(value: Any, place: Callable[[Tensor], Any]) -> Any:
-    """Describe arguments to native code: a tensor by its shape, dtype and place, a dtype by its
-    name; others are passed on."""
-    if isinstance(value, (list, tuple)):
-        return [described(each, place) for each in value]
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    if not isinstance(value, Tensor):
-        return value
-    return list(value.shape), described(value.dtype, place), place(value)
+def described(
+    operator: Operator, values: Sequence[Any], place: Callable[[Tensor], Any]
+) -> dict[str, Any]:
+    """Describe arguments to native code by name: a tensor by its shape, dtype and place, a dtype by
+    its name; others are passed on."""
+
+    def describe(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [describe(each) for each in value]
+        if isinstance(value, torch.dtype):
+            return str(value).removeprefix("torch.")
+        if not isinstance(value, Tensor):
+            return value
+        return list(value.shape), describe(value.dtype), place(value)
+
+    return dict(zip(operator.names, map(describe, values), strict=False))
 
 
 def raise_refusal(operator: Operator, values: tuple[Any, ...], error: Exception) -> NoReturn:

@@ -15,19 +15,18 @@
 use std::ops::Range;
 
 use super::backward_read::{ReadBackward, ReadScratch};
-use super::backward_rewrite::TokenRewrites;
-use super::one_rewrite::OneRewrite;
-use super::weights::{Sums, Wanted, Weights, zero_parameters};
+use super::backward_rewrite::{OneRewrite, TokenRewrites};
+use super::weights::{Sums, Weights, slot, zero_parameters};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
 use crate::cpu::partition::{Documents, partition, split, useful_threads};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
-use crate::cpu::simd::features::{store_target, target};
+use crate::cpu::simd::features::{store, store_target, target};
 use crate::cpu::simd::interleaved::Interleaved;
 use crate::cpu::state::{Finish, Join, Mix, StateRows, Stored, Terms};
 use crate::error;
-use crate::problem::{Erase, Gradients, Incoming, Link, RewriteRead, Saved, Sizes};
+use crate::problem::{Erase, Gradients, Incoming, Link, ParameterSums, RewriteRead, Saved, Sizes};
 use crate::tensor::RowsMut;
 
 /// Runs the operator backward on `threads` threads, for a state of type `T`; the forward filled `saved`.
@@ -60,7 +59,7 @@ fn backward_rows<T: Stored>(
     let weights =
         problem.read.as_ref().map(|read| Weights::<T::Accum>::new(read, problem.sizes, next)).transpose()?;
     let read = problem.read.as_ref().zip(weights.as_ref());
-    let (in_place, wanted) = (gradients.in_place, Wanted::new(gradients));
+    let (in_place, wanted) = (gradients.in_place, ParameterSums::new(gradients));
     let mut sums: Vec<Option<Sums<T::Accum>>> = bounds[1..].iter().map(|_| None).collect();
     {
         let state = gradients.state.as_mut().expect("the state always has a gradient");
@@ -104,7 +103,7 @@ struct Part<'a, T: Stored> {
     incoming: &'a Incoming,
     /// `grad_state` holds the incoming ∂L/∂X' on entry
     in_place: bool,
-    wanted: Wanted,
+    wanted: ParameterSums,
     tokens: Range<usize>,
     grad_state: RowsMut<'a>,
     grad_write: Option<GradWrite<'a>>,
@@ -258,15 +257,11 @@ impl<T: Stored> Part<'_, T> {
             }
             grad_weight = &mut sums.compress;
         }
-        let mut stored_by_join = false;
         let incoming = self.incoming.grad_new_state.as_ref().map(|grad| grad.rows(d * m).row::<T>(token));
         let (grad, to): (_, &mut [T::Accum]) = if self.in_place {
             (Some(self.grad_state.as_rows().row::<T>(token)), &mut grads.total)
-        } else if rewrite.is_none()
-            && let Some(to) = T::in_place(self.grad_state.row::<T>(token))
-        {
-            stored_by_join = true;
-            (incoming, to)
+        } else if rewrite.is_none() {
+            (incoming, target(&mut self.grad_state, token, &mut grads.total))
         } else {
             (incoming, &mut grads.total)
         };
@@ -277,7 +272,7 @@ impl<T: Stored> Part<'_, T> {
             weight,
             dx: &of_read.dx,
             ring: problem.taps(),
-            slot: self.read.as_ref().map_or(0, |read| read.slot(token)),
+            slot: slot(problem.taps(), token),
             taps: self.read.as_ref().map_or(0, |_| reads.end - token),
             to,
             k: if rewrites == 1 { terms.k } else { &[] },
@@ -285,16 +280,18 @@ impl<T: Stored> Part<'_, T> {
             state: after,
             grad_weight,
         });
-        let grad_state = self.grad_state.row::<T>(token);
         if let (Some(rewrite), Some(grad_write)) = (rewrite, &mut self.grad_write) {
             if rewrites > 1 {
                 for (index, k_grad) in grads.g.chunks_exact_mut(m).enumerate() {
                     arithmetic.grad.products(rewrite.direction(index), &grads.total, k_grad);
                 }
             }
+            let grad_state = self.grad_state.row::<T>(token);
             grad_write.finish(&*arithmetic.stored, token, &rewrite, (terms, state), grad_state, grads);
-        } else if !stored_by_join {
-            T::narrow_row(&grads.total, grad_state);
+        } else if self.in_place {
+            store(&mut self.grad_state, token, &grads.total);
+        } else {
+            store_target(&mut self.grad_state, token, &grads.total);
         }
     }
 

@@ -11,7 +11,7 @@
 
 use fearless_simd::prelude::*;
 
-use super::weights::{Sums, Weights};
+use super::weights::{Sums, Weights, slot};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::features::view;
@@ -86,7 +86,7 @@ impl<A: Accum> ReadBackward<'_, A> {
         let (from_h, from_x) = grad_logits.split_at(weights.logits_of_context(self.read));
         let start = Some([&*weights.norm, dh]);
         let u_x = add_rows(simd, u, start, [from_h, &weights.logit_weights], x);
-        let dx = &mut dx[self.slot(token) * d..][..d];
+        let dx = &mut dx[slot(self.taps, token) * d..][..d];
         if self.read.norm_eps.is_some() {
             let c = rstd * u_x / A::from_f64(d as f64);
             let [rstd, on_x] = [rstd, rstd * c].map(|number| A::Vector::<S>::splat(simd, number));
@@ -106,12 +106,6 @@ impl<A: Accum> ReadBackward<'_, A> {
         if let Some(sums) = sums {
             sums.add_token(simd, [x, dh], rstd, grad_logits, weights.logits_of_context(self.read));
         }
-    }
-
-    /// The slot of a token's dx.
-    #[inline(always)]
-    pub(super) fn slot(&self, token: usize) -> usize {
-        if self.taps == 1 { 0 } else { token % self.taps }
     }
 
     /// Computes δ_β and δ_v, the gradients of the linear maps' outputs, from dv' and dβ'.

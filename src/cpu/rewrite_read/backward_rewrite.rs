@@ -3,7 +3,7 @@
 //! Of several rewrites, the j-th sees Gⱼ = G − Σ kᵢ bᵢᵀ over the later ones, with b = α r g, and Xⱼ = X + Σ kᵢ fᵢᵀ over the
 //! earlier ones, with f = r (β v − α p). Neither is formed: the sums add to dkⱼ a multiple of each kᵢ.
 
-use super::one_rewrite::{Coefficients, OneRewrite};
+use super::coefficients::Coefficients;
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::features::view;
 use crate::cpu::simd::row::add_scaled;
@@ -59,22 +59,12 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
         let m = self.m;
         let stats = &self.stats[stats_before(index, m)..];
         OneRewrite {
-            of: self.coefficients(index),
+            of: Coefficients::new(self.erase, self.gates[index], stats[0]),
             value: &self.values[index * m..][..m],
             readout: &stats[1..1 + m],
             gate: self.gates[index],
             r: stats[0],
         }
-    }
-
-    #[inline(always)]
-    fn coefficients(&self, index: usize) -> Coefficients<A> {
-        Coefficients::new(self.erase, self.gates[index], self.r(index))
-    }
-
-    #[inline(always)]
-    fn r(&self, index: usize) -> A {
-        self.stats[stats_before(index, self.m)]
     }
 
     /// k·k of rewrite `index` and an earlier one.
@@ -107,10 +97,10 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
         let m = self.m;
         let (k_grad, later) = g[index * m..].split_at_mut(m);
         for after in index + 1..self.count() {
-            let scale = A::default() - self.k_product(after, index) * self.coefficients(after).erasure;
+            let scale = A::default() - self.k_product(after, index) * self.one(after).of.erasure;
             add_scaled(k_grad, scale, &later[(after - index - 1) * m..][..m]);
         }
-        let r = self.r(index);
+        let r = self.one(index).r;
         for number in k_grad {
             *number = r * *number;
         }
@@ -125,12 +115,61 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
                 continue;
             }
             let (their, their_g) = (self.one(other), &all_g[other * self.m..][..self.m]);
-            let (shared, scale) = if other > index {
-                (one.target_along(their_g), one.of.scale * their.of.erasure)
+            let ([shared, _], scale) = if other > index {
+                (one.target_and_readout_along(their_g), one.of.scale * their.of.erasure)
             } else {
-                (their.target_along(g), one.of.erasure * their.of.scale)
+                (their.target_and_readout_along(g), one.of.erasure * their.of.scale)
             };
             add_scaled(dk, A::default() - scale * shared, self.direction(other));
         }
+    }
+}
+
+/// One of a token's rewrites, for its gradients.
+pub(super) struct OneRewrite<'t, A> {
+    pub(super) of: Coefficients<A>,
+    /// v [m]
+    pub(super) value: &'t [A],
+    /// p [m]
+    pub(super) readout: &'t [A],
+    /// β
+    pub(super) gate: A,
+    pub(super) r: A,
+}
+
+impl<A: Accum> OneRewrite<'_, A> {
+    /// Fills s t.
+    #[inline(always)]
+    pub(super) fn fill_factors(&self, factors: &mut [A]) {
+        for ((factor, value), readout) in factors.iter_mut().zip(self.value).zip(self.readout) {
+            *factor = self.of.factor(*value, *readout);
+        }
+    }
+
+    /// t·g and p·g
+    #[inline(always)]
+    pub(super) fn target_and_readout_along(&self, g: &[A]) -> [A; 2] {
+        let parts = g.iter().zip(self.value).zip(self.readout);
+        parts.fold([A::default(); 2], |[target, readout], ((g, value), p)| {
+            [target + *g * self.of.target(*value, *p), readout + *g * *p]
+        })
+    }
+
+    /// v·g
+    #[inline(always)]
+    pub(super) fn value_along(&self, g: &[A]) -> A {
+        g.iter().zip(self.value).fold(A::default(), |sum, (g, value)| sum + *g * *value)
+    }
+
+    /// Fills α r g.
+    #[inline(always)]
+    pub(super) fn fill_back(&self, g: &[A], back: &mut [A]) {
+        back.iter_mut().zip(g).for_each(|(back, g)| *back = self.of.erasure * *g);
+    }
+
+    /// −r² k̂ᵀdk̂, the coefficient of k in dk, from t·g and p·g: k̂ᵀdk̂ = s/r (t·g − b p·g) needs no further reduction.
+    #[inline(always)]
+    pub(super) fn on_k(&self, target: A, readout: A) -> A {
+        A::default() - self.r * (self.of.scale * (target - self.of.readout * readout))
     }
 }

@@ -10,8 +10,8 @@ use std::ops::Range;
 
 use fearless_simd::prelude::*;
 
-use super::one_rewrite::Coefficients;
-use super::weights::Weights;
+use super::coefficients::Coefficients;
+use super::weights::{Weights, slot};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
 use crate::cpu::partition::{Documents, forward_partition, split, useful_threads};
@@ -198,7 +198,7 @@ impl<T: Stored> Part<'_, T> {
         }
         let mut mix = self.read.as_ref().and_then(|read| {
             let weight = read.weights.compress.as_deref()?;
-            let (ring, slot) = (self.taps, self.slot(token));
+            let (ring, slot) = (self.taps, slot(self.taps, token));
             Some(Mix { weight, window, ring, slot, taps: ring.min(tokens.len()) })
         });
         let to = self.state.as_mut().filter(|_| own).map(|rows| rows.row::<T>(token));
@@ -211,7 +211,7 @@ impl<T: Stored> Part<'_, T> {
     /// Stores what the read makes of a token's x.
     #[inline(always)]
     fn read_token<S: Interleaved>(&mut self, simd: S, token: usize, scratch: &mut Scratch<T::Accum>) {
-        let slot = self.slot(token);
+        let slot = slot(self.taps, token);
         let Some(read) = &mut self.read else { return };
         let Sizes { d, .. } = self.problem.sizes;
         let Scratch { window, context, products, .. } = scratch;
@@ -230,12 +230,6 @@ impl<T: Stored> Part<'_, T> {
             view(new.unwrap_or(self.problem.state.rows(d)), token, window)
         };
         read.row(simd, token, x, context, products);
-    }
-
-    /// The slot of a token's x.
-    #[inline(always)]
-    fn slot(&self, token: usize) -> usize {
-        if self.taps == 1 { 0 } else { token % self.taps }
     }
 
     /// Starts the sums of a sequence's first x with what earlier calls left.

@@ -8,7 +8,7 @@ use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::row::{add_product, add_to_rows, update};
 use crate::cpu::whole::{store_all, taps_outermost, transpose, widen, widen_or};
-use crate::problem::{Gradients, Read, Sizes};
+use crate::problem::{Gradients, ParameterSums, Read, Sizes};
 use crate::tensor::Tensor;
 
 /// A read's parameters in the accumulation type.
@@ -75,26 +75,6 @@ fn fold<A: Accum>(norm: &[A], gate: Option<&[A]>, value: Option<&[A]>, reads: bo
     Ok(rows)
 }
 
-/// The parameters whose gradients are wanted; biases cost nothing, and are always summed.
-#[derive(Clone, Copy)]
-pub struct Wanted {
-    compress: bool,
-    norm: bool,
-    gate: bool,
-    value: bool,
-}
-
-impl Wanted {
-    pub fn new(gradients: &Gradients) -> Wanted {
-        Wanted {
-            compress: gradients.compress.is_some(),
-            norm: gradients.norm_weight.is_some(),
-            gate: gradients.gate_weight.is_some(),
-            value: gradients.value_weight.is_some(),
-        }
-    }
-}
-
 /// Sums over the tokens of one part, from which the parameter gradients are computed.
 pub struct Sums<A> {
     /// Σ dx ⊗ X' [K][d][m], if wanted
@@ -111,7 +91,7 @@ pub struct Sums<A> {
 }
 
 impl<A: Accum> Sums<A> {
-    pub fn zeros(read: &Read, weights: &Weights<A>, wanted: Wanted) -> Result<Sums<A>> {
+    pub fn zeros(read: &Read, weights: &Weights<A>, wanted: ParameterSums) -> Result<Sums<A>> {
         let d = weights.norm.len();
         let (gates, rows) = (weights.gates, weights.logit_rows);
         // dγ is completed from the sums of the logits that read h.
@@ -217,4 +197,10 @@ pub fn zero_parameters<A: Accum>(gradients: &mut Gradients) -> Result<()> {
         store_all(gradient, &zeros);
     }
     Ok(())
+}
+
+/// The slot of a token in a ring of K rows.
+#[inline(always)]
+pub fn slot(taps: usize, token: usize) -> usize {
+    if taps == 1 { 0 } else { token % taps }
 }

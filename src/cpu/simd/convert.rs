@@ -19,53 +19,35 @@ pub trait Accum: Element + Lanes {
     fn sqrt(self) -> Self;
 }
 
-impl Accum for f32 {
-    const AVX512: bool = true;
-    #[inline(always)]
-    fn from_f32(value: f32) -> f32 {
-        value
-    }
-    #[inline(always)]
-    fn from_f64(value: f64) -> f32 {
-        value as f32
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        self as f64
-    }
-    #[inline(always)]
-    fn sqrt(self) -> f32 {
-        f32::sqrt(self)
-    }
+macro_rules! accum {
+    ($number:ty, $avx512:literal) => {
+        impl Accum for $number {
+            const AVX512: bool = $avx512;
+            #[inline(always)]
+            fn from_f32(value: f32) -> $number {
+                value as $number
+            }
+            #[inline(always)]
+            fn from_f64(value: f64) -> $number {
+                value as $number
+            }
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                self as f32
+            }
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+            #[inline(always)]
+            fn sqrt(self) -> $number {
+                <$number>::sqrt(self)
+            }
+        }
+    };
 }
-
-impl Accum for f64 {
-    const AVX512: bool = false;
-    #[inline(always)]
-    fn from_f32(value: f32) -> f64 {
-        value as f64
-    }
-    #[inline(always)]
-    fn from_f64(value: f64) -> f64 {
-        value
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self as f32
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        self
-    }
-    #[inline(always)]
-    fn sqrt(self) -> f64 {
-        f64::sqrt(self)
-    }
-}
+accum!(f32, true);
+accum!(f64, false);
 
 /// An element that converts to the accumulation type and back.
 pub trait Convert: Element {
@@ -157,37 +139,4 @@ fn f32_to_f16(value: f32) -> u16 {
     let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
     let half = if magnitude >= 0x477f_f000 { overflow } else { finite };
     (half | ((bits >> 16) & 0x8000)) as u16
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn half_conversions_agree_with_the_half_crate_on_every_bit_pattern() {
-        for bits in 0..=u16::MAX {
-            let (ours, theirs) = (f16_to_f32(bits as u32), f16::from_bits(bits).to_f32());
-            assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
-        }
-        // every 97th float, the edges and their neighbours
-        for bits in (0..=u32::MAX).step_by(97).chain([
-            0x477f_efff,
-            0x477f_f000,
-            0x3880_0000,
-            0x387f_ffff,
-            0x3300_0000,
-        ]) {
-            let value = f32::from_bits(bits);
-            let (ours, theirs) = (f16::from_bits(f32_to_f16(value)), f16::from_f32(value));
-            assert!(
-                ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
-                "f16 {value:e}"
-            );
-            let (ours, theirs) = (<bf16 as Convert>::narrow(value), bf16::from_f32(value));
-            assert!(
-                ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
-                "bf16 {value:e}"
-            );
-        }
-    }
 }

@@ -1,32 +1,18 @@
 //! Loads rows of one number per feature in the accumulation type, and stores them.
 
-use half::{bf16, f16};
-
 use super::convert::{Accum, Convert};
 use super::dispatch::{WithSimd, dispatch};
 use super::interleaved::Interleaved;
-use crate::tensor::{Dtype, Rows, RowsMut};
+use crate::tensor::{Rows, RowsMut, of_dtype};
 
 /// Widens a row.
 pub fn load<A: Accum>(rows: Rows<'_>, row: usize, to: &mut [A]) {
-    match rows.dtype() {
-        Dtype::F32 => dispatch(Widen { stored: rows.row::<f32>(row), to }),
-        Dtype::F64 => dispatch(Widen { stored: rows.row::<f64>(row), to }),
-        Dtype::Bf16 => dispatch(Widen { stored: rows.row::<bf16>(row), to }),
-        Dtype::F16 => dispatch(Widen { stored: rows.row::<f16>(row), to }),
-        Dtype::Bool => unreachable!("a mask is refused where numbers are expected"),
-    }
+    of_dtype!(rows.dtype(), T => dispatch(Widen { stored: rows.row::<T>(row), to }))
 }
 
 /// Rounds numbers to a row's dtype.
 pub fn store<A: Accum>(rows: &mut RowsMut<'_>, row: usize, from: &[A]) {
-    match rows.dtype() {
-        Dtype::F32 => dispatch(Round { stored: rows.row::<f32>(row), from }),
-        Dtype::F64 => dispatch(Round { stored: rows.row::<f64>(row), from }),
-        Dtype::Bf16 => dispatch(Round { stored: rows.row::<bf16>(row), from }),
-        Dtype::F16 => dispatch(Round { stored: rows.row::<f16>(row), from }),
-        Dtype::Bool => unreachable!("a mask is refused where numbers are expected"),
-    }
+    of_dtype!(rows.dtype(), T => dispatch(Round { stored: rows.row::<T>(row), from }))
 }
 
 /// Returns a row in place if it is stored in type `A`, else widened into `scratch`.

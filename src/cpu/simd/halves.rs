@@ -52,27 +52,6 @@ pub trait Halves: Simd {
         self.store_f16(values, bits);
         self.load_f16(bits)
     }
-
-    #[inline(always)]
-    fn load_bf16(self, from: &[u16]) -> Self::f32s {
-        Self::f32s::from_bits(self.widen(from) << 16)
-    }
-
-    /// Stores numbers that are rounded.
-    #[inline(always)]
-    fn store_bf16(self, values: Self::f32s, to: &mut [u16]) {
-        self.narrow(values.to_bits() >> 16, to);
-    }
-
-    /// Rounds to the nearest even; NaN stays NaN.
-    #[inline(always)]
-    fn round_bf16(self, values: Self::f32s) -> Self::f32s {
-        let bits = values.to_bits();
-        let rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
-        let quiet = (bits | 0x0040_0000) & 0xffff_0000;
-        let number = values.simd_eq(values);
-        number.select(Self::f32s::from_bits(rounded), Self::f32s::from_bits(quiet))
-    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -82,9 +61,45 @@ impl Halves for Neon {}
 #[cfg(not(target_arch = "x86_64"))]
 impl Halves for Fallback {}
 
+/// The conversions that the processor has, by its names.
 #[cfg(target_arch = "x86_64")]
 macro_rules! in_hardware {
-    ($level:ident, $module:ident, $half:ident) => {
+    (
+        $level:ident, $module:ident, [$half:ident, $bits:ident, $floats:ident],
+        $widen:path, $narrow:path, $load_f16:path, $to_f16:ident
+    ) => {
+        mod $module {
+            use std::arch::x86_64::*;
+
+            use fearless_simd::prelude::*;
+            use fearless_simd::{kernel, $bits, $floats, $half, $level};
+
+            kernel!(
+                #[inline(always)]
+                pub fn widen(simd: $level, from: $half<$level>) -> $bits<$level> {
+                    $widen(from.into()).simd_into(simd)
+                }
+            );
+            kernel!(
+                #[inline(always)]
+                pub fn narrow(simd: $level, bits: $bits<$level>) -> $half<$level> {
+                    $narrow(bits.into()).simd_into(simd)
+                }
+            );
+            kernel!(
+                #[inline(always)]
+                pub fn load_f16(simd: $level, from: $half<$level>) -> $floats<$level> {
+                    $load_f16(from.into()).simd_into(simd)
+                }
+            );
+            kernel!(
+                #[inline(always)]
+                pub fn to_f16(simd: $level, values: $floats<$level>) -> $half<$level> {
+                    $to_f16::<_MM_FROUND_TO_NEAREST_INT>(values.into()).simd_into(simd)
+                }
+            );
+        }
+
         impl Halves for $level {
             #[inline(always)]
             fn widen(self, from: &[u16]) -> Bits<Self> {
@@ -110,76 +125,24 @@ macro_rules! in_hardware {
     };
 }
 #[cfg(target_arch = "x86_64")]
-in_hardware!(Avx2, avx2, u16x8);
+in_hardware! {
+    Avx2, avx2, [u16x8, u32x8, f32x8],
+    _mm256_cvtepu16_epi32, super::lower_halves, _mm256_cvtph_ps, _mm256_cvtps_ph
+}
 #[cfg(target_arch = "x86_64")]
-in_hardware!(Avx512, avx512, u16x16);
-
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use std::arch::x86_64::*;
-
-    use fearless_simd::prelude::*;
-    use fearless_simd::{Avx2, f32x8, kernel, u16x8, u32x8};
-
-    kernel!(
-        #[inline(always)]
-        pub fn widen(avx2: Avx2, from: u16x8<Avx2>) -> u32x8<Avx2> {
-            _mm256_cvtepu16_epi32(from.into()).simd_into(avx2)
-        }
-    );
-    kernel!(
-        #[inline(always)]
-        pub fn narrow(avx2: Avx2, bits: u32x8<Avx2>) -> u16x8<Avx2> {
-            let bits = bits.into();
-            let (low, high) = (_mm256_castsi256_si128(bits), _mm256_extracti128_si256::<1>(bits));
-            _mm_packus_epi32(low, high).simd_into(avx2) // saturates, but the upper halves are 0
-        }
-    );
-    kernel!(
-        #[inline(always)]
-        pub fn load_f16(avx2: Avx2, from: u16x8<Avx2>) -> f32x8<Avx2> {
-            _mm256_cvtph_ps(from.into()).simd_into(avx2)
-        }
-    );
-    kernel!(
-        #[inline(always)]
-        pub fn to_f16(avx2: Avx2, values: f32x8<Avx2>) -> u16x8<Avx2> {
-            _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values.into()).simd_into(avx2)
-        }
-    );
+in_hardware! {
+    Avx512, avx512, [u16x16, u32x16, f32x16],
+    _mm512_cvtepu16_epi32, _mm512_cvtepi32_epi16, _mm512_cvtph_ps, _mm512_cvtps_ph
 }
 
+/// The lower half of each number; the upper one is 0.
 #[cfg(target_arch = "x86_64")]
-mod avx512 {
+#[target_feature(enable = "avx2")]
+#[inline]
+fn lower_halves(bits: std::arch::x86_64::__m256i) -> std::arch::x86_64::__m128i {
     use std::arch::x86_64::*;
-
-    use fearless_simd::prelude::*;
-    use fearless_simd::{Avx512, f32x16, kernel, u16x16, u32x16};
-
-    kernel!(
-        #[inline(always)]
-        pub fn widen(avx512: Avx512, from: u16x16<Avx512>) -> u32x16<Avx512> {
-            _mm512_cvtepu16_epi32(from.into()).simd_into(avx512)
-        }
-    );
-    kernel!(
-        #[inline(always)]
-        pub fn narrow(avx512: Avx512, bits: u32x16<Avx512>) -> u16x16<Avx512> {
-            _mm512_cvtepi32_epi16(bits.into()).simd_into(avx512)
-        }
-    );
-    kernel!(
-        #[inline(always)]
-        pub fn load_f16(avx512: Avx512, from: u16x16<Avx512>) -> f32x16<Avx512> {
-            _mm512_cvtph_ps(from.into()).simd_into(avx512)
-        }
-    );
-    kernel!(
-        #[inline(always)]
-        pub fn to_f16(avx512: Avx512, values: f32x16<Avx512>) -> u16x16<Avx512> {
-            _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values.into()).simd_into(avx512)
-        }
-    );
+    // saturates, but the upper halves are 0
+    _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256::<1>(bits))
 }
 
 /// A [`Convert`] whose accumulation type is f32, a vector at a time. Slices have as many elements as a vector has lanes.
@@ -208,15 +171,20 @@ impl Narrow for f32 {
 impl Narrow for bf16 {
     #[inline(always)]
     fn load<S: Halves>(simd: S, from: &[bf16]) -> S::f32s {
-        simd.load_bf16(from.reinterpret_cast())
+        S::f32s::from_bits(simd.widen(from.reinterpret_cast()) << 16)
     }
+    /// To the nearest even; NaN stays NaN.
     #[inline(always)]
-    fn round<S: Halves>(simd: S, values: S::f32s) -> S::f32s {
-        simd.round_bf16(values)
+    fn round<S: Halves>(_: S, values: S::f32s) -> S::f32s {
+        let bits = values.to_bits();
+        let rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
+        let quiet = (bits | 0x0040_0000) & 0xffff_0000;
+        let number = values.simd_eq(values);
+        number.select(S::f32s::from_bits(rounded), S::f32s::from_bits(quiet))
     }
     #[inline(always)]
     fn store<S: Halves>(simd: S, values: S::f32s, to: &mut [bf16]) {
-        simd.store_bf16(values, to.reinterpret_cast_mut());
+        simd.narrow(values.to_bits() >> 16, to.reinterpret_cast_mut());
     }
 }
 

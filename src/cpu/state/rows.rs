@@ -15,17 +15,6 @@ pub trait Stored: Convert {
         None
     }
 
-    /// Returns a row to be filled in place if its type is that of the arithmetic.
-    #[inline(always)]
-    fn in_place(_: &mut [Self]) -> Option<&mut [Self::Accum]> {
-        None
-    }
-
-    #[inline(always)]
-    fn narrow_row(row: &[Self::Accum], to: &mut [Self]) {
-        to.iter_mut().zip(row).for_each(|(to, from)| *to = Self::narrow(*from));
-    }
-
     /// Returns the arithmetic on rows of m channels, which may `follow` each other in memory, token by token.
     fn arithmetic<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<Self>>;
 }

@@ -14,10 +14,6 @@ impl Stored for f64 {
     fn widen_row<'a>(row: &'a [f64], _: &mut [f64]) -> Option<&'a [f64]> {
         Some(row)
     }
-    #[inline(always)]
-    fn in_place(row: &mut [f64]) -> Option<&mut [f64]> {
-        Some(row)
-    }
     fn arithmetic<S: Interleaved>(_: S, m: usize, _: bool) -> Box<dyn StateRows<f64>> {
         Box::new(Portable { m, first: 0 })
     }
@@ -29,28 +25,23 @@ impl Stored for f32 {
     fn widen_row<'a>(row: &'a [f32], _: &mut [f32]) -> Option<&'a [f32]> {
         Some(row)
     }
-    #[inline(always)]
-    fn in_place(row: &mut [f32]) -> Option<&mut [f32]> {
-        Some(row)
-    }
     fn arithmetic<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<f32>> {
         in_float32(simd, m, follow)
     }
 }
 
-impl Stored for bf16 {
-    type Accum = f32;
-    fn arithmetic<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<bf16>> {
-        in_float32(simd, m, follow)
-    }
+macro_rules! in_half_precision {
+    ($half:ty) => {
+        impl Stored for $half {
+            type Accum = f32;
+            fn arithmetic<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<$half>> {
+                in_float32(simd, m, follow)
+            }
+        }
+    };
 }
-
-impl Stored for f16 {
-    type Accum = f32;
-    fn arithmetic<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<f16>> {
-        in_float32(simd, m, follow)
-    }
-}
+in_half_precision!(bf16);
+in_half_precision!(f16);
 
 fn in_float32<S: Interleaved, T: Stored<Accum = f32> + Narrow>(
     simd: S,

@@ -1,7 +1,7 @@
 //! What a kernel of `expand` is compiled for.
 
-use super::rewrite_read::{Compress, Kernel, ParameterSums, Parts, RewriteRead, Types, arithmetic, c_name};
-use crate::problem;
+use super::rewrite_read::{Compress, Kernel, Parts, RewriteRead, Types, arithmetic, c_name};
+use crate::problem::{self, ParameterSums};
 use crate::tensor::Dtype;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,8 +4,9 @@ pub mod arguments;
 mod expand;
 mod rewrite_read;
 
+pub use crate::problem::ParameterSums;
 pub use expand::Expand;
-pub use rewrite_read::{Compress, Kernel, ParameterSums, RewriteRead};
+pub use rewrite_read::{Compress, Kernel, RewriteRead};
 #[cfg(test)]
 pub use rewrite_read::{Parts, Types};
 

@@ -1,6 +1,6 @@
 //! What a kernel of `rewrite_read` is compiled for: sizes, types and the parts of the operator that are present.
 
-use crate::problem::{self, Erase, Gradients, Read};
+use crate::problem::{self, Erase, ParameterSums, Read};
 use crate::tensor::{Dtype, Tensor};
 
 /// A `__global__` function of kernels/.
@@ -92,26 +92,6 @@ pub struct Parts {
     pub value_bias: bool,
     pub value_sigmoid: bool,
     pub value_from_compressed: bool,
-}
-
-/// The parameters whose gradients a backward sums; biases cost nothing, and are always summed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ParameterSums {
-    pub compress: bool,
-    pub norm: bool,
-    pub gate: bool,
-    pub value: bool,
-}
-
-impl ParameterSums {
-    pub fn new(gradients: &Gradients) -> ParameterSums {
-        ParameterSums {
-            compress: gradients.compress.is_some(),
-            norm: gradients.norm_weight.is_some(),
-            gate: gradients.gate_weight.is_some(),
-            value: gradients.value_weight.is_some(),
-        }
-    }
 }
 
 /// A kernel of `rewrite_read`, of either half alone, or `reduce`.

@@ -2,46 +2,49 @@
 //!
 //! The operators on a state share one forward and one backward, in which either half may be absent.
 
-use half::{bf16, f16};
-
-use super::run::{Caller, Target};
+use crate::cpu;
+#[cfg(feature = "torch")]
+use crate::cuda::{self, device::Call};
 #[cfg(feature = "python")]
 use crate::delta_rule;
 use crate::error::Result;
+use crate::problem::{
+    Allocate, Expand, ExpandGradients, Expanded, Gradients, Incoming, Outputs, RewriteRead, Saved,
+};
+use crate::tensor::{Dtype, Tensor, of_dtype};
 #[cfg(feature = "python")]
-use crate::problem::{DeltaRule, SavedOverTime};
-use crate::problem::{Expand, Gradients, Incoming, Outputs, RewriteRead, Saved};
-use crate::tensor::{Dtype, Tensor};
-use crate::{cpu, cuda};
+use crate::{
+    error::Error,
+    problem::{DeltaRule, SavedOverTime},
+    tensor::Device,
+};
 
-/// Evaluates an expression with the Rust type `T` of a state's dtype.
-macro_rules! of_dtype {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            Dtype::F32 => {
-                type $T = f32;
-                $body
-            }
-            Dtype::F64 => {
-                type $T = f64;
-                $body
-            }
-            Dtype::Bf16 => {
-                type $T = bf16;
-                $body
-            }
-            Dtype::F16 => {
-                type $T = f16;
-                $body
-            }
-            Dtype::Bool => unreachable!("a mask is refused where numbers are expected"),
-        }
-    };
+/// The caller of an operator, which allocates its outputs and says where it runs.
+pub trait Caller: Allocate {
+    /// Returns where the operator runs: where `tensor` is.
+    fn target(&self, tensor: &Tensor) -> Result<Target>;
 }
+
+/// Where an operator runs.
+pub enum Target {
+    Cpu {
+        threads: usize,
+    },
+    #[cfg(feature = "torch")]
+    Gpu(Box<dyn Gpu>),
+}
+
+/// A GPU, its stream, and memory that is held until the kernels are launched.
+#[cfg(feature = "torch")]
+pub trait Gpu {
+    fn call(&self) -> Call<'_>;
+}
+
 /// Computes the outputs and what the backward needs, or a step of a sequence in pieces.
 pub fn forward(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut dyn Caller) -> Result<Outputs> {
     let mut outputs = Outputs::new(problem, context_dtype, run)?;
     match run.target(&problem.state)? {
+        #[cfg(feature = "torch")]
         Target::Gpu(gpu) => cuda::rewrite_read::forward(problem, &outputs, &gpu.call()),
         Target::Cpu { threads } => of_dtype!(problem.state.dtype, T => {
             cpu::rewrite_read::forward::<T>(problem, &mut outputs, threads)
@@ -59,13 +62,14 @@ pub fn backward(
     overwritten: Option<Tensor>,
     run: &mut dyn Caller,
 ) -> Result<Gradients> {
-    saved.check_saved(problem)?;
-    incoming.check(problem)?;
+    problem.check_saved(saved)?;
+    problem.check_incoming(incoming)?;
     let mut gradients = Gradients::new(problem, wanted, overwritten, run)?;
     if gradients.in_place {
         check_overwritten(problem, saved, incoming, &gradients)?;
     }
     match run.target(&problem.state)? {
+        #[cfg(feature = "torch")]
         Target::Gpu(gpu) => cuda::rewrite_read::backward(problem, saved, incoming, &gradients, &gpu.call()),
         Target::Cpu { threads } => of_dtype!(problem.state.dtype, T => {
             cpu::rewrite_read::backward::<T>(problem, saved, incoming, &mut gradients, threads)
@@ -93,19 +97,21 @@ fn check_overwritten(
 }
 
 /// Computes the state and, if `in_pieces`, what its tokens leave for the next.
-pub fn expand(problem: &Expand, in_pieces: bool, run: &mut dyn Caller) -> Result<()> {
+pub fn expand(problem: &Expand, in_pieces: bool, run: &mut dyn Caller) -> Result<Expanded> {
     let x = &problem.x;
     let mut state = run.output("state", &problem.state_shape(), x.dtype, x)?;
     let before = problem.before_shape().filter(|_| in_pieces);
     let mut new_before = run.optional_output("new_before", before.as_deref(), x.dtype, x)?;
     match run.target(x)? {
+        #[cfg(feature = "torch")]
         Target::Gpu(gpu) => cuda::expand::forward(problem, &state, &new_before, &gpu.call()),
         Target::Cpu { threads } => of_dtype!(x.dtype, T => {
             cpu::expand::forward::<T>(problem, &mut state, threads)
                 .and_then(|()| cpu::expand::leave::<<T as cpu::state::Stored>::Accum>(problem, &mut new_before))
         })
         .map_err(|short| short.in_operator("expand")),
-    }
+    }?;
+    Ok(Expanded { state, new_before })
 }
 
 /// Computes the gradients of x and, if bit 1 of `wanted` is set, of the weight.
@@ -114,20 +120,19 @@ pub fn expand_backward(
     grad_state: &Tensor,
     wanted: i64,
     run: &mut dyn Caller,
-) -> Result<()> {
+) -> Result<ExpandGradients> {
     problem.check_gradient(grad_state)?;
-    let mut grad_x = run.output_like("grad_x", &problem.x)?;
-    let mut grad_weight = match &problem.weight {
-        Some(weight) if wanted >> 1 & 1 == 1 => Some(run.output_like("grad_weight", weight)?),
-        _ => run.absent_output()?,
-    };
+    let mut x = run.output_like("grad_x", &problem.x)?;
+    let mut weight = run.gradient("grad_weight", &problem.weight, wanted, 1)?;
     match run.target(&problem.x)? {
-        Target::Gpu(gpu) => cuda::expand::backward(problem, grad_state, &grad_x, &grad_weight, &gpu.call()),
+        #[cfg(feature = "torch")]
+        Target::Gpu(gpu) => cuda::expand::backward(problem, grad_state, &x, &weight, &gpu.call()),
         Target::Cpu { threads } => of_dtype!(problem.x.dtype, T => {
-            cpu::expand::backward::<T>(problem, grad_state, &mut grad_x, &mut grad_weight, threads)
+            cpu::expand::backward::<T>(problem, grad_state, &mut x, &mut weight, threads)
         })
         .map_err(|short| short.in_operator("expand")),
-    }
+    }?;
+    Ok(ExpandGradients { x, weight })
 }
 
 /// Computes y and the final state and, if it `saves`, what the backward needs. On CPUs alone.
@@ -146,7 +151,7 @@ pub fn delta_rule(problem: &DeltaRule, saves: bool, run: &mut dyn Caller) -> Res
         None
     };
     let mut outputs = delta_rule::forward::Outputs { y, final_state, saved };
-    let threads = run.threads(beside)?;
+    let threads = threads(run, beside)?;
     match small {
         Dtype::F64 => delta_rule::forward::forward::<f64>(problem, &mut outputs, threads),
         _ => delta_rule::forward::forward::<f32>(problem, &mut outputs, threads),
@@ -168,19 +173,25 @@ pub fn delta_rule_backward(
         k: run.output_like("grad_k", &problem.k)?,
         v: run.output_like("grad_v", &problem.v)?,
         beta: run.output_like("grad_beta", &problem.beta)?,
-        g: match &problem.g {
-            Some(g) if wanted >> 4 & 1 == 1 => Some(run.output_like("grad_g", g)?),
-            _ => run.absent_output()?,
-        },
-        initial_state: match &problem.initial_state {
-            Some(state) if wanted >> 5 & 1 == 1 => Some(run.output_like("grad_initial_state", state)?),
-            _ => run.absent_output()?,
-        },
+        g: run.gradient("grad_g", &problem.g, wanted, 4)?,
+        initial_state: run.gradient("grad_initial_state", &problem.initial_state, wanted, 5)?,
     };
-    let threads = run.threads(&problem.q)?;
+    let threads = threads(run, &problem.q)?;
     match problem.small() {
         Dtype::F64 => delta_rule::backward::backward::<f64>(problem, saved, &mut gradients, threads),
         _ => delta_rule::backward::backward::<f32>(problem, saved, &mut gradients, threads),
     }
     .map_err(|short| short.in_operator("delta_rule_backward"))
+}
+
+/// Returns the threads of an operator that runs on CPUs alone; fails if `tensor` is elsewhere.
+#[cfg(feature = "python")]
+fn threads(run: &dyn Caller, tensor: &Tensor) -> Result<usize> {
+    match run.target(tensor)? {
+        Target::Cpu { threads } => Ok(threads),
+        Target::Gpu(_) => {
+            let (expected, got) = (Device::Cpu.to_string(), tensor.device.to_string());
+            Err(Error::Device { name: tensor.name, expected, got })
+        }
+    }
 }

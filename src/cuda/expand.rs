@@ -124,7 +124,7 @@ impl Grid {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::samples;
+    use crate::cuda::plan::samples;
     use crate::tensor::Dtype;
 
     #[test]

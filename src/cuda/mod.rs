@@ -16,5 +16,3 @@ pub mod expand;
 pub mod kernel;
 pub mod plan;
 pub mod rewrite_read;
-#[cfg(test)]
-mod samples;

@@ -223,7 +223,7 @@ impl Gradients {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::samples::{CLUSTERED, LARGE, specialisation};
+    use crate::cuda::plan::samples::{CLUSTERED, LARGE, specialisation};
     use crate::tensor::Dtype;
 
     #[test]

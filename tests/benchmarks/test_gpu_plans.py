@@ -94,7 +94,11 @@ def test_a_measured_kernel_has_the_best_plan_that_was_timed(load: Any) -> None:
     assert len(best) == 36
     for (kernel, form, m, state, _, d), one in best.items():
         choice = plans.Choice(form, d, m, state, halves[kernel], "")
-        assert plan_of(load, choice, "") == f"{kernel} {one.plan}", choice
+        plan = plan_of(load, choice, "")
+        if "TILE=4" in plan:  # which the timed plans lost to by count; the next day times both
+            assert (kernel, form) == ("rewrite_read_fwd", "token")
+            continue
+        assert plan.replace(" TILE=0", "") == f"{kernel} {one.plan}", choice
 
 
 def record(ms: float, blocks: int, *, spilled: int = 0, **fields: Any) -> dict[str, Any]:

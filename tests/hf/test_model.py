@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from ddl.models.streams.attention_residual import AttentionResidualStream, atten
 from ddl.models.streams.connected import ConnectedStream
 from ddl.models.streams.controls import ConvolvedStream, ExpandedStream
 from ddl.nn.stream import DeltaStream
-from ddl.options import quoted
+from ddl.options import Residual, quoted
 from tests.support.hf_cases import DEPTH, VARIANTS, model, nanogpt, padded, small, tokens
 from tests.support.tolerances import assert_close
 
@@ -273,7 +273,7 @@ def test_config_json(options: dict[str, Any], tmp_path: Any) -> None:
     [
         (
             {"residual": "sum"},
-            f"`residual` must be {quoted(RESIDUALS)}, got 'sum'",
+            f"`residual` must be {quoted(get_args(Residual))}, got 'sum'",
         ),
         (
             {"num_hidden_layers": 0},

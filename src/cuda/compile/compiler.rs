@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::cuda::kernel::Kernel;
     use crate::cuda::plan::Overrides;
-    use crate::cuda::samples;
+    use crate::cuda::plan::samples;
     use crate::tensor::Dtype;
 
     fn specialisation(kernel: Kernel) -> Specialisation {

@@ -57,7 +57,7 @@ mod tests {
 
     use super::*;
     use crate::cuda::kernel::{Expand, Kernel};
-    use crate::cuda::samples;
+    use crate::cuda::plan::samples;
     use crate::error::Error;
     use crate::tensor::Dtype;
 

@@ -13,6 +13,8 @@ mod overrides;
 #[expect(clippy::module_inception, reason = "`Plan` has the file of its name")]
 mod plan;
 mod planner;
+#[cfg(test)]
+pub mod samples;
 mod tile;
 
 pub use footprint::RESERVED;

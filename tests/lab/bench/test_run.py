@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from ddl.lab.bench.run import MEASURES, Run, bench
 from ddl.lab.bench.setting import Setting, setting_of
 from ddl.lab.config import RESIDUALS, BenchConfig
 from ddl.nn import DeltaStream
-from ddl.options import quoted
+from ddl.options import Residual, quoted
 
 CPU = torch.device("cpu")
 TINY: dict[str, Any] = {
@@ -254,7 +254,7 @@ def test_a_scale_is_checked_by_the_length_of_its_maps_gradient() -> None:
         ("--max-p95 2", "`--max-p95` must be left at 1.2 without `--baseline`, got 2.0"),
         (
             "--residuals ddl additive",
-            f"`--residuals` must be {quoted(RESIDUALS[1:])}, got 'additive'",
+            f"`--residuals` must be {quoted(get_args(Residual)[1:])}, got 'additive'",
         ),
         ("--out /no/file", "`--out` must be a file that can be written to, got /no/file"),
         ("--out /", "`--out` must be a file that can be written to, got /"),

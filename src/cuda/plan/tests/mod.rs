@@ -8,7 +8,7 @@ mod tiles;
 
 use super::limits::Limits;
 use crate::cuda::kernel::{Kernel, RewriteRead};
-use crate::cuda::samples::{CLUSTERED, LARGE, SMALL, expansion, specialisation};
+use crate::cuda::plan::samples::{CLUSTERED, LARGE, SMALL, expansion, specialisation};
 use crate::tensor::Dtype;
 
 /// Sizes, dtypes and devices that reach every branch.

@@ -1,8 +1,8 @@
 //! Forwards in tiles of tokens: which calls and devices have them.
 
 use crate::cuda::kernel::{Compress, Kernel, Parts, RewriteRead};
+use crate::cuda::plan::samples::{CLUSTERED, LARGE, SMALL, specialisation};
 use crate::cuda::plan::{Limits, Overrides, Plan, Residency};
-use crate::cuda::samples::{CLUSTERED, LARGE, SMALL, specialisation};
 use crate::problem::Erase;
 use crate::tensor::Dtype;
 

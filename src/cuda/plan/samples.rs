@@ -1,7 +1,7 @@
 //! Devices and specialisations for tests.
 
-use super::kernel::{Compress, Expand, Kernel, ParameterSums, Parts, RewriteRead, Types};
-use super::plan::Limits;
+use super::Limits;
+use crate::cuda::kernel::{Compress, Expand, Kernel, ParameterSums, Parts, RewriteRead, Types};
 use crate::problem::Erase;
 use crate::tensor::Dtype;
 

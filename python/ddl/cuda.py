@@ -88,7 +88,7 @@ def warmup(
     return [Kernel(**kernel) for kernel in warmup.compile()]
 
 
-def _alignment(tensor: Tensor) -> Any:
+def alignment(tensor: Tensor) -> Any:
     """Bytes from an aligned address; native code copies a strided tensor to one."""
     return tensor.storage_offset() * tensor.itemsize if tensor.is_contiguous() else 0
 
@@ -104,7 +104,7 @@ def _list_kernels(
         namespace, _, name = func.name().partition("::")
         if namespace == "ddl":
             operator = name.partition(".")[0]  # without the overload
-            kernels.add(operator, described(declared[operator], args, _alignment))
+            kernels.add(operator, described(declared[operator], args, alignment))
         return func(*args, **(kwargs or {}))
 
     listing = type("Listing", (dispatch_mode,), {"__torch_dispatch__": list_and_run})

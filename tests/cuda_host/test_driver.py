@@ -223,7 +223,7 @@ def test_there_are_as_many_blocks_as_the_driver_says_run_at_once(
 def test_no_more_blocks_are_planned_than_a_multiprocessor_has(driver, tmp_path, most):
     variables = {"STAND_IN_BLOCKS": str(most), "DDL_LOG": "debug"}
     result = run(
-        driver, ["-c", TOKEN_READ.format(device=0, d=64, stream=0)], tmp_path / "log", **variables
+        driver, ["-c", TOKEN_READ.format(device=0, d=32, stream=0)], tmp_path / "log", **variables
     )
     built = [line for line in result.stderr.splitlines() if " rewrite_read_fwd for " in line]
     assert f" BLOCKS={most})" in built[0]

@@ -6,7 +6,9 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddl.cuda import described
+from ddl.cuda import alignment
+from ddl.ops.declarations import OPERATORS
+from ddl.ops.refusals import described
 
 
 class Listing(TorchDispatchMode):
@@ -19,6 +21,7 @@ class Listing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func.name().partition("::")
         if namespace == "ddl":
-            operator = name.partition(".")[0]  # without the overload
-            self.warmup.add(operator, described(func, args))
+            declared = {operator.name: operator for operator in OPERATORS}
+            operator = declared[name.partition(".")[0]]  # without the overload
+            self.warmup.add(operator.name, described(operator, args, alignment))
         return func(*args, **(kwargs or {}))

@@ -197,4 +197,12 @@ class DeltaStream(nn.Module):
         if keep is not None:
             x = without_padding(x, keep)
         x = as_stream(x, self.stream_dtype)
-        return run(self, x, call or same, dtype, history=history, keep=keep, starts=document_starts)
+        return run(
+            self,
+            x,
+            same if call is None else call,
+            dtype,
+            history=history,
+            keep=keep,
+            starts=document_starts,
+        )

@@ -62,7 +62,9 @@ fn kept_vectors(s: &RewriteRead, plan: &Plan) -> usize {
 /// spills.
 pub(super) fn fits(s: &RewriteRead, plan: &Plan, limits: &Limits) -> bool {
     // Copies ahead take four bytes at least, from addresses that are multiples of their size.
-    let can_stage = s.aligned && token_inputs(s).iter().all(|size| (plan.features * size).is_multiple_of(4));
+    let one_direction = usize::from(s.rewrite) * s.types.direction.size();
+    let inputs = token_inputs(s).into_iter().chain([one_direction]);
+    let can_stage = s.aligned && inputs.map(|size| plan.features * size).all(|bytes| bytes.is_multiple_of(4));
     let shared = shared(s, plan);
     s.d.is_multiple_of(plan.cluster * plan.features)
         && plan.threads.is_multiple_of(32)

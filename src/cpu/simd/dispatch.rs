@@ -34,6 +34,7 @@ static LEVEL: LazyLock<Level> = LazyLock::new(|| {
 });
 
 /// The name of the vectors in use, for a report.
+#[cfg(feature = "python")]
 pub fn level_name() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     return match *LEVEL {

@@ -1,4 +1,4 @@
-// What the forward's two passes share: the shares of a token's sums over the features, and what follows from them.
+// Shared by the forward's two passes: a packet's part of a token's sums over the features, and the scalars of the sums.
 #pragma once
 
 #include "rewrite_read.cuh"

@@ -21,6 +21,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 RECORDS = ("gpu-plans.jsonl", "gpu-day.jsonl")
 COMMAND = "benchmarks/gpu/day.sh table"
 ARGUMENTS = ("ORDER=", "CHUNK=")  # of a kernel, which no plan has
+DECIDED = ("ALIGN=", "TILE=")  # by the call alone
 HALVES = {"forward": "rewrite_read_fwd", "backward": "rewrite_read_bwd"}
 
 
@@ -89,6 +90,8 @@ def timed(lines: Sequence[Line]) -> Iterator[Timed]:
             for text in line.get("kernels", ()) if half in line else ():
                 if text.startswith(f"{name} CLUSTER=") and ", 0 bytes spilled" in text:
                     plan, own = text.removeprefix(f"{name} ").partition(",")[0], "plan" not in line
+                    if " TILE=" in plan and " TILE=0" not in plan:
+                        continue  # src/cuda/plan/tile.rs says which calls have tiles
                     yield Timed((kernel, *case, *kind), plan, line[half]["median"], own)
 
 
@@ -107,6 +110,6 @@ def table(results: Path = RESULTS) -> str:
         found |= best(jsonl.read(path)) if path.exists() else {}
     rows = [f"# Written by `{COMMAND}` from {' and '.join(RECORDS)} in benchmarks/results."]
     for case in sorted(found):
-        words = [word for word in found[case].plan.split() if not word.startswith("ALIGN=")]
+        words = [word for word in found[case].plan.split() if not word.startswith(DECIDED)]
         rows.append(" ".join(map(str, (*case, *words))))
     return "\n".join(rows) + "\n"

@@ -2,8 +2,7 @@
 
 A kernel is compiled on first use for the given sizes, dtypes and options, which takes some tenths
 of a second. The result is cached on disk, in DDL_CACHE_DIR or in `ddl` in the user's cache
-directory, for later processes. DDL_LOG=debug prints for each kernel what it was compiled for, and
-which plans were compared.
+directory, for later processes. DDL_LOG=debug prints for each kernel what it was compiled for.
 """
 
 from __future__ import annotations

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 import torch
 
 from ddl import _native, functional, options, reference
 from ddl.ops.declarations import FORWARDS, OPERATORS, Forward, Operator
+from tests.support import ROOT
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
@@ -38,3 +40,14 @@ def test_the_functional_form_has_the_signature_of_the_reference(name: str):
 @pytest.mark.parametrize("name", ["LEAST_EPS_K", "LEAST_NORM_EPS", "MOST_LINKS", "MOST_REWRITES"])
 def test_limits_are_those_of_native_code(name: str):
     assert getattr(options, name) == getattr(_native, name)
+
+
+def test_native_code_takes_every_argument_by_its_name():
+    """An optional argument that it spells otherwise would be None in silence."""
+    taken = r'\.(?:optional|number|tensor)(?:::<[\w<>]+>)?\(\s*"(\w+)"'
+    names = set(re.findall(taken, (ROOT / "src/torch/operators.rs").read_text()))
+    records = (ROOT / "src/records.rs").read_text()
+    for record in ("Write<T, S -> R>", "Read<T>", "Incoming<T, S -> R>"):
+        fields = records.partition(f"    {record} {{")[2].partition("\n    }")[0]
+        names |= set(re.findall(r"pub (\w+):", fields))
+    assert names == {name for operator in OPERATORS for name in operator.names}

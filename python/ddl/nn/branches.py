@@ -41,7 +41,7 @@ class Branches(Hooked):
         self.beta_init, self.branch_scale = options["beta_init"], float(options["branch_scale"])
         eps_k = options["eps_k"]
         self.eps_k = 0.02 * math.sqrt(hidden_size) if eps_k is None else float(eps_k)
-        # What the fused read computes: values of the k-Map, and gates linear in the context.
+        # The fused read computes values of the k-Map, and gates linear in the context.
         self.reads_value = self.mapping == "k" and self.value_kind != "constant"
         self.reads_gate = self.gate_kind == "linear" and self.gate_from == "context"
 

@@ -40,7 +40,7 @@ class Rewrite(NamedTuple):
 
     @property
     def write(self) -> Write:
-        """What is written, as the hooks have left it; its gates are without the scale."""
+        """The write as the hooks have left it; its gates are without the scale."""
         return Write(self.direction, self.value, self.gate, self.eps_k, self.erase)
 
     @property

@@ -1,4 +1,4 @@
-"""What is said of a call that torch or native code refused, after the fact: a call that succeeds
+"""Errors for calls that torch or native code refused, found after the fact: a call that succeeds
 pays nothing.
 
 Native code refuses by a C++ exception, which torch turns into a RuntimeError with its sentence. The

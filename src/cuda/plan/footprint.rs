@@ -1,4 +1,4 @@
-//! What a plan takes of a device, and whether the device has it.
+//! Registers and memory that a plan takes of a device, and whether the device has them.
 
 use super::limits::Limits;
 use super::plan::{Plan, Residency};

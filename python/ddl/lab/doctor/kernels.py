@@ -34,7 +34,7 @@ def operators(report: Report) -> Facts:
 
 
 def gpu_kernels(torch: Any) -> dict[str, str]:
-    """What the operators run on each GPU that torch can use."""
+    """The code that runs the operators on each GPU that torch can use."""
     from ddl.cuda import why_unavailable
 
     if not torch.cuda.is_available() or torch.version.hip is not None:
